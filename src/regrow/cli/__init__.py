@@ -1,0 +1,93 @@
+"""The `regrow` command: one module for each of its commands, imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from regrow import __version__
+from regrow.errors import ClusterError, LaunchError, RegrowError, UsageError, WaitTimeout
+
+USAGE_STATUS: Final = 2
+CLUSTER_STATUS: Final = 3
+INTERRUPTED_STATUS: Final = 130
+
+# In the order of the help; the summaries stand here so that it need not import them all.
+_COMMANDS: Final = {
+    "run": "Run a script on a cluster of local slices made for it.",
+    "up": "Start a cluster of local slices.",
+    "down": "End a cluster.",
+    "status": "Show a cluster and its slices.",
+    "slice": "Kill, stop, continue or restore a slice.",
+    "env": "Print the variables that make a process a client.",
+    "doctor": "Find what is wrong and tell how to mend it.",
+    "head": "Run a head in the foreground, with the flags of Pathways.",
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = importlib.import_module(f"regrow.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="regrow")
+def _regrow() -> None:
+    """Stock JAX over slices that are separate processes and may die and return."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status. Every error is one line."""
+    try:
+        status = _regrow.main(arguments, prog_name="regrow", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return USAGE_STATUS
+    except click.ClickException as error:
+        return complain(_usage_text(error), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED_STATUS
+    except UsageError as error:
+        return complain(str(error), USAGE_STATUS)
+    except (ClusterError, LaunchError, WaitTimeout) as error:
+        return complain(str(error), CLUSTER_STATUS)
+    except RegrowError as error:
+        return complain(str(error), 1)
+    except BrokenPipeError:
+        # Whoever read our output has had enough; Python must not complain about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status if isinstance(status, int) else 0
+
+
+def complain(text: str, status: int) -> int:
+    """Prints one line on standard error; returns `status`."""
+    click.echo(f"regrow: {' '.join(text.split())}", err=True)
+    return status
+
+
+def _usage_text(error: click.ClickException) -> str:
+    text = error.format_message()
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.UsageError) and context is not None:
+        return f"{text.rstrip('.')} (see: {context.command_path} --help)"
+    return text

@@ -1,0 +1,24 @@
+"""`regrow env`: the variables of a client."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from regrow.cli.options import cluster_choice
+from regrow.cluster import client_environ
+from regrow.home import Home
+
+
+@click.command("env")
+@cluster_choice
+@click.option("--tcp", is_flag=True, help="For a client elsewhere, over TCP.")
+def command(name: str | None, tcp: bool) -> None:
+    """Print the `export` lines that make stock JAX a client of a cluster.
+
+    Use it as: eval "$(regrow env)"
+    """
+    home = Home()
+    for variable, value in client_environ(home.find(name), home, tcp=tcp).items():
+        click.echo(f"export {variable}={shlex.quote(value)}")

@@ -1,0 +1,58 @@
+"""`regrow head`: a head that a manifest written for Pathways can start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from regrow.cli.options import cluster_options, tcp_options, to_cluster_options
+from regrow.cli.report import say
+from regrow.cli.up import supervise
+
+
+@click.command("head")
+@cluster_options
+@tcp_options
+@click.option(
+    "--server_port",
+    type=int,
+    metavar="PORT",
+    help="Listen for clients over TCP on every address of this machine.",
+)
+@click.option(
+    "--resource_manager_address",
+    metavar="HOST:PORT",
+    help="Taken so that a Pathways manifest reads the same; slices are local.",
+)
+@click.option(
+    "--gcs_scratch_location",
+    metavar="DIR",
+    help="A local directory is where compiled programs are kept; gs:// is not used.",
+)
+def command(
+    name: str | None,
+    start_timeout_s: float,
+    server_port: int | None,
+    resource_manager_address: str | None,
+    gcs_scratch_location: str | None,
+    **values: Any,
+) -> int:
+    """Run a head in the foreground, with the flags of Pathways' proxy server.
+
+    The stock client of Pathways sends no token: on a closed network add --allow-no-token.
+    """
+    if server_port is not None:
+        if values["port"] is not None:
+            raise click.UsageError("--server_port and --port are two names for one thing")
+        values |= {"port": server_port, "host": "0.0.0.0"}  # noqa: S104 - as Pathways does
+    if resource_manager_address is not None:
+        say(
+            f"--resource_manager_address {resource_manager_address} is not needed: slices are local"
+        )
+    if gcs_scratch_location is not None:
+        if "://" in gcs_scratch_location:
+            say(f"--gcs_scratch_location {gcs_scratch_location} is not used")
+        else:
+            values["compile_cache_dir"] = gcs_scratch_location
+    return supervise(to_cluster_options(values), name, start_timeout_s, purpose="regrow head")

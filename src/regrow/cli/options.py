@@ -1,0 +1,164 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+
+from regrow.cluster import START_DEADLINE_S, ClusterOptions
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+DEFAULT_RESTORE_AFTER_S: Final = 1.0
+
+
+def seconds(value: object) -> float:
+    """Parses a number of seconds."""
+    try:
+        return float(str(value).removesuffix("s"))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no number of seconds") from None
+
+
+def seconds_or_never(value: object) -> float | None:
+    """Parses a number of seconds, or "never" (None)."""
+    if value is None or value == "never":
+        return None
+    try:
+        return seconds(value)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{error.message}, nor 'never'") from None
+
+
+_OPTIONS: Final = [
+    click.option("--slices", type=int, default=2, show_default=True, help="Number of slices."),
+    click.option(
+        "--devices-per-slice", type=int, default=2, show_default=True, help="Devices of each slice."
+    ),
+    click.option(
+        "--hosts-per-slice",
+        type=int,
+        default=1,
+        show_default=True,
+        help="Host processes of each slice.",
+    ),
+    click.option(
+        "--restore-after",
+        "restore_after_s",
+        type=seconds_or_never,
+        default=str(DEFAULT_RESTORE_AFTER_S),
+        metavar="SECONDS|never",
+        help="When a lost slice is relaunched.  [default: 1]",
+    ),
+    click.option(
+        "--num_elastic_instances",
+        "--num-elastic-instances",
+        "num_elastic_instances",
+        type=int,
+        metavar="N",
+        help="How many slices may come and go; the loss of more ends the job.  [default: all]",
+    ),
+    click.option("--name", metavar="NAME", help="Name of the cluster in REGROW_HOME."),
+    click.option(
+        "--hang-after",
+        "hang_after_s",
+        type=seconds,
+        default="5",
+        metavar="SECONDS",
+        help="A host that is silent for so long is lost.  [default: 5]",
+    ),
+    click.option(
+        "--reconnect",
+        "reconnect_s",
+        type=seconds,
+        default="3",
+        metavar="SECONDS",
+        help="A break of a host's connection shorter than this is no loss.  [default: 3]",
+    ),
+    click.option(
+        "--no-colocated-python",
+        "allow_colocated_python",
+        flag_value=False,
+        default=True,
+        help="Refuse to run the client's own Python (colocated_python) on the hosts.",
+    ),
+    click.option(
+        "--start-timeout",
+        "start_timeout_s",
+        type=seconds,
+        default=str(START_DEADLINE_S),
+        metavar="SECONDS",
+        help=f"How long the slices may take to be up.  [default: {START_DEADLINE_S:g}]",
+    ),
+    click.option(
+        "--log-dir",
+        metavar="DIR",
+        type=click.Path(file_okay=False, resolve_path=True),
+        help="Keep the logs of the cluster's processes here.",
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        help="How much the head logs.  [default: info]",
+    ),
+]
+
+_TCP_OPTIONS: Final = [
+    click.option("--port", type=int, metavar="PORT", help="Listen for clients over TCP; 0: any."),
+    click.option(
+        "--host",
+        default="127.0.0.1",
+        show_default=True,
+        metavar="ADDRESS",
+        help="Address to listen on with --port.",
+    ),
+    click.option(
+        "--token",
+        envvar="REGROW_TOKEN",
+        metavar="TOKEN",
+        help="What clients over TCP must present.  [default: a random one]",
+    ),
+    click.option(
+        "--allow-no-token",
+        is_flag=True,
+        help="Let everyone in who reaches the port (for a closed network).",
+    ),
+]
+
+
+def cluster_options(function: _Function) -> _Function:
+    """Adds the options that say what a cluster is to be like."""
+    return _add(_OPTIONS, function)
+
+
+def tcp_options(function: _Function) -> _Function:
+    """Adds the options for clients over TCP."""
+    return _add(_TCP_OPTIONS, function)
+
+
+def cluster_choice(function: _Function) -> _Function:
+    """Adds `--cluster NAME`."""
+    option = click.option(
+        "--cluster",
+        "name",
+        metavar="NAME",
+        help="Which cluster.  [default: REGROW_CLUSTER, or the only one]",
+    )
+    return option(function)
+
+
+def to_cluster_options(values: dict[str, Any]) -> ClusterOptions:
+    """Takes what says how a cluster is to be out of a command's values."""
+    fields = ClusterOptions.__dataclass_fields__
+    return ClusterOptions(**{name: value for name, value in values.items() if name in fields})
+
+
+def _add(options: Sequence[Callable[[Any], Any]], function: _Function) -> _Function:
+    decorated: Any = function
+    for option in reversed(options):
+        decorated = option(decorated)
+    wrapped: _Function = decorated
+    return wrapped

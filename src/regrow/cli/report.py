@@ -1,0 +1,80 @@
+"""What `regrow run` and `regrow up` tell of a cluster: a line for each thing that happens."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Final, final
+
+from regrow.config import HeadConfig
+from regrow.control import Event
+from regrow.processes import ProcessStat
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+def say(text: str) -> None:
+    """Prints a line about the cluster; standard output belongs to the script."""
+    print(f"regrow: {text}", file=sys.stderr, flush=True)
+
+
+def since_start_s() -> float:
+    """Seconds since this process began, the start of Python included."""
+    stat = ProcessStat.of(os.getpid())
+    assert stat is not None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / _TICKS_PER_S
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things in words."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def healthy_line(config: HeadConfig) -> str:
+    """Tells that a cluster is up."""
+    hosts = config.hosts_per_slice
+    hosts_text = f" on {count(hosts, 'host')}" if hosts > 1 else ""
+    return (
+        f"{count(config.slices, 'slice')} of {count(config.devices_per_slice, 'device')}"
+        f"{hosts_text} up in {since_start_s():.1f} s (cluster {config.name})"
+    )
+
+
+@final
+class EventReporter:
+    """Turns events into lines, with times from its own making on."""
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._began_at = time.time()
+        self._lost_at: dict[int | None, float] = {}
+
+    def stamp(self) -> str:
+        """The time that a line begins with."""
+        return f"[{time.time() - self._began_at:.2f} s]"
+
+    def report(self, event: Event) -> None:
+        """Prints the line for an event, if it is worth one."""
+        text = self._text(event)
+        if text is not None:
+            say(f"{self.stamp()} {text}")
+
+    def _text(self, event: Event) -> str | None:
+        index = event["slice"]
+        match event["kind"]:
+            case "slice_lost":
+                self._lost_at[index] = event["at"]
+                return f"slice {index} is lost: {event['text']}"
+            case "slice_up":
+                lost_at = self._lost_at.pop(index, None)
+                after = "" if lost_at is None else f" after {event['at'] - lost_at:.2f} s"
+                return f"slice {index} is back{after} (incarnation {event['incarnation']})"
+            case "job_ends":
+                return f"the job ends: {event['text']}"
+            case "client_connected" if self._verbose:
+                return "a client has connected"
+            case "client_gone" if self._verbose:
+                return "a client is gone"
+            case _:
+                return None

@@ -1,0 +1,64 @@
+"""`regrow run`: a script on a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import click
+
+from regrow.chaos.schedule import FaultEvent, parse_schedule
+from regrow.cli.arguments import Task, TaskCommand
+from regrow.cli.options import cluster_options, to_cluster_options
+from regrow.cli.report import healthy_line, say
+from regrow.cli.runner import Runner
+from regrow.cluster import client_environ, start_cluster
+from regrow.home import Home
+from regrow.processes import RUN_MARK, adopted_reaped
+
+
+@click.command("run", cls=TaskCommand, options_metavar="[OPTIONS]")
+@cluster_options
+@click.option(
+    "--chaos",
+    metavar="SPEC",
+    help="Faults, such as kill:1@5s,restore:1@9.5s,stop:0@3s,cont:0@6s "
+    "(slice index, seconds after the client connected).",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Say more about what happens.")
+def command(
+    task: Task, chaos: str | None, name: str | None, start_timeout_s: float, **values: Any
+) -> int:
+    """Run a script on a cluster of local slices made for it.
+
+    The script needs no change: plain JAX in it sees the devices of all slices. When it ends, so
+    does the cluster, and the exit status is the script's own; 2 for wrong usage, 3 when the cluster
+    could not start, 4 when a slice was lost and --num_elastic_instances does not allow for it.
+    """
+    verbose = values.pop("verbose")
+    argv = task.argv()
+    options = to_cluster_options(values)
+    faults: tuple[FaultEvent, ...] = parse_schedule(chaos, options.slices) if chaos else ()
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end)
+    home = Home()
+    purpose = f"regrow run {task}"
+    with (
+        adopted_reaped(),
+        start_cluster(options, home=home, name=name, stem="run", purpose=purpose) as supervisor,
+    ):
+        supervisor.wait_healthy(start_timeout_s)
+        say(healthy_line(supervisor.config))
+        if verbose:
+            say(f"logs are in {supervisor.config.log_dir}; running: {' '.join(argv)}")
+        environ = os.environ | client_environ(supervisor.state, home)
+        environ[RUN_MARK] = supervisor.state.run_id
+        return Runner(supervisor, faults, verbose=verbose).run(argv, environ)
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    """Unwinds the stack, so that the cluster is ended on the way."""
+    sys.exit(128 + signum)

@@ -1,0 +1,217 @@
+"""The supervisor of `regrow run`: a script, its cluster, and the faults that were ordered for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, final
+
+from regrow.chaos.schedule import FaultEvent
+from regrow.cli.report import EventReporter, say
+from regrow.cli.signals import Received, SignalQueue
+from regrow.control import ControlConnection, Event, error_from_json, request
+from regrow.errors import ClusterError, RegrowError
+from regrow.processes import Child, children_of, descendants_of, die_with_parent, end_all, marked
+from regrow.supervise import Supervisor
+
+NOT_ELASTIC_STATUS: Final = 4
+CLUSTER_STATUS: Final = 3
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_WATCHED: Final = (*_FORWARDED, signal.SIGCHLD)
+_END_GRACE_S: Final = 10.0
+_AFTER_LOSS_GRACE_S: Final = 5.0
+_LEFT_BEHIND_GRACE_S: Final = 0.5
+_STATUS_DEADLINE_S: Final = 2.0
+
+
+@final
+class Runner:
+    """Runs one script on a cluster that is up.
+
+    It is single-threaded: the script must be able to inherit a clean set of signals, and ends
+    with the thread that has started it.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, faults: Sequence[FaultEvent], *, verbose: bool = False
+    ) -> None:
+        self._supervisor = supervisor
+        self._faults = list(faults)
+        self._reporter = EventReporter(verbose=verbose)
+        self._selector = selectors.DefaultSelector()
+        self._client_at: float | None = None
+        self._kill_at: float | None = None
+        self._job_ended: str | None = None
+        self._head_died = False
+        self._ordered: dict[int, FaultEvent] = {}
+
+    def run(self, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Runs the script until it has ended; returns the exit status for `regrow run`."""
+        with (
+            self._selector,
+            ControlConnection(self._supervisor.config.control_socket) as self._control,
+            SignalQueue(_WATCHED) as self._signals,
+        ):
+            self._control.subscribe()
+            self._script = self._start(argv, environ)
+            self._register()
+            while self._script.poll() is None:
+                self._step()
+            self._end_left_behind()
+            return self._status()
+
+    def _start(self, argv: Sequence[str], environ: Mapping[str, str]) -> Child:
+        supervisor = os.getpid()
+
+        def in_child() -> None:
+            die_with_parent(supervisor)
+            self._signals.release_in_child()
+
+        try:
+            self._popen = subprocess.Popen(argv, env=environ, preexec_fn=in_child)  # noqa: PLW1509
+        except OSError as error:
+            raise ClusterError(f"cannot run {argv[0]}: {error.strerror}") from None
+        # It is waited for through a descriptor; without this Popen complains when it is dropped.
+        self._popen.returncode = 0
+        return Child(self._popen.pid)
+
+    def _register(self) -> None:
+        for source, callback in (
+            (self._script.fd, lambda: None),
+            (self._supervisor.head.fd, self._on_head_end),
+            (self._control, self._on_control),
+            (self._signals, self._on_signals),
+        ):
+            self._selector.register(source, selectors.EVENT_READ, callback)
+
+    def _step(self) -> None:
+        for key, _ in self._selector.select(self._wait_s()):
+            key.data()
+        now = time.monotonic()
+        while self._faults and self._client_at is not None:
+            if now - self._client_at < self._faults[0].at_s:
+                break
+            self._order(self._faults.pop(0))
+        if self._kill_at is not None and now >= self._kill_at:
+            self._script.send(signal.SIGKILL)
+            self._kill_at = None
+
+    def _wait_s(self) -> float | None:
+        """How long nothing is due."""
+        due = [] if self._kill_at is None else [self._kill_at]
+        if self._faults and self._client_at is not None:
+            due.append(self._client_at + self._faults[0].at_s)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    # --- faults ---
+
+    def _order(self, fault: FaultEvent) -> None:
+        say(f"{self._reporter.stamp()} chaos: {fault.fault} slice {fault.slice_index}")
+        with contextlib.suppress(RegrowError):
+            method: Any = fault.fault
+            self._ordered[self._control.send(method, index=fault.slice_index)] = fault
+
+    def _on_answer(self, answer: dict[str, Any]) -> None:
+        fault = self._ordered.pop(answer.get("id", 0), None)
+        if fault is not None and "error" in answer:
+            why = error_from_json(answer["error"])
+            say(f"chaos: {fault.fault} of slice {fault.slice_index} was refused: {why}")
+
+    # --- what happens ---
+
+    def _on_control(self) -> None:
+        try:
+            events, answers = self._control.take()
+        except RegrowError:
+            # The head has ended, or is about to; its own descriptor tells.
+            self._selector.unregister(self._control)
+            return
+        for answer in answers:
+            self._on_answer(answer)
+        for event in events:
+            self._on_event(event)
+
+    def _on_event(self, event: Event) -> None:
+        self._reporter.report(event)
+        if event["kind"] == "client_connected" and self._client_at is None:
+            self._client_at = time.monotonic()
+        elif event["kind"] == "job_ends":
+            self._job_ended = event["text"]
+            self._end_script(_AFTER_LOSS_GRACE_S)
+
+    def _on_head_end(self) -> None:
+        self._selector.unregister(self._supervisor.head.fd)
+        cause = self._supervisor.head.poll()
+        self._head_died = True
+        if cause == "exit status 0":
+            say("the cluster was taken down; the script is ended")
+        else:
+            say(f"the head has died: {cause}{self._supervisor.last_words()}; the script is ended")
+        self._end_script(_AFTER_LOSS_GRACE_S)
+
+    def _on_signals(self) -> None:
+        for received in self._signals.take():
+            if received.number == signal.SIGCHLD:
+                self._reap_adopted()
+            else:
+                self._forward(received)
+
+    def _reap_adopted(self) -> None:
+        """Reaps orphans of the script and of the head; as a subreaper we inherit them."""
+        for pid in children_of(os.getpid()) - {self._script.pid, self._supervisor.head.pid}:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def _forward(self, received: Received) -> None:
+        # What a terminal sends has reached the script already: it is in our process group.
+        if not received.from_terminal:
+            self._script.send(received.number)
+        if received.number != signal.SIGINT:
+            # Whoever sends these wants an end. A Ctrl-C may mean something else to the script.
+            self._kill_at = self._kill_at or time.monotonic() + _END_GRACE_S
+
+    def _end_script(self, grace_s: float) -> None:
+        self._script.send(signal.SIGTERM)
+        self._kill_at = time.monotonic() + grace_s
+
+    # --- the end ---
+
+    def _end_left_behind(self) -> None:
+        """Ends what the script has started and left behind, first politely."""
+        deadline = time.monotonic() + _LEFT_BEHIND_GRACE_S
+        signum = signal.SIGTERM
+        while end_all(self._left_behind(), signum=signum) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _left_behind(self) -> set[int]:
+        """What descends from us or carries the run's mark, but is not of the cluster."""
+        head = self._supervisor.head.pid
+        of_cluster = {head} | descendants_of({head})
+        ours = descendants_of({os.getpid()}) | marked(self._supervisor.state.run_id)
+        return ours - of_cluster
+
+    def _status(self) -> int:
+        status = self._script.status
+        assert status is not None
+        if status != 0 and self._job_ended is None and not self._head_died:
+            # A script can end of the loss before the head's word of it has reached us.
+            self._job_ended = self._ask_whether_ended()
+            if self._job_ended is not None:
+                say(f"the job ends: {self._job_ended}")
+        if self._job_ended is not None:
+            return NOT_ELASTIC_STATUS
+        if self._head_died and status in (128 + signal.SIGTERM, 128 + signal.SIGKILL):
+            return CLUSTER_STATUS
+        return status
+
+    def _ask_whether_ended(self) -> str | None:
+        with contextlib.suppress(RegrowError):
+            path = self._supervisor.config.control_socket
+            ended = request(path, "status", timeout_s=_STATUS_DEADLINE_S).get("ended")
+            return None if ended is None else str(ended)
+        return None

@@ -1,0 +1,113 @@
+"""`regrow status`: a cluster and its slices."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, Final
+
+import click
+
+from regrow.cli.options import cluster_choice
+from regrow.cli.report import count
+from regrow.control import request
+from regrow.errors import ControlError, NoClusterError
+from regrow.home import ClusterState, Home
+
+_STYLES: Final = {"up": "green", "suspect": "yellow", "starting": "cyan", "lost": "red"}
+
+
+@click.command("status")
+@cluster_choice
+@click.option("--json", "as_json", is_flag=True, help="Print it for programs.")
+@click.option("--all", "everything", is_flag=True, help="Every cluster in REGROW_HOME.")
+def command(name: str | None, as_json: bool, everything: bool) -> None:
+    """Show a cluster and its slices."""
+    home = Home()
+    states = home.clusters() if everything else [home.find(name)]
+    statuses = [_status(state) for state in states]
+    if as_json:
+        click.echo(json.dumps(statuses if everything else statuses[0], indent=1))
+        return
+    for status in statuses:
+        _print(status)
+
+
+def _status(state: ClusterState) -> dict[str, Any]:
+    """What the home and the head know."""
+    known = dataclasses.asdict(state)
+    del known["token"]
+    try:
+        told: dict[str, Any] = request(state.control_socket, "status")
+        return known | {"answers": True} | told
+    except (ControlError, NoClusterError) as error:
+        return known | {"answers": False, "error": str(error), "slices": []}
+
+
+def _print(status: dict[str, Any]) -> None:
+    # Rich takes long to import, and only this needs it.
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(status['name'])}[/]: {escape(_headline(status))}", soft_wrap=True)
+    if status.get("ended"):
+        console.print(f"[red]the job has ended:[/] {escape(status['ended'])}")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("slice", "state", "incarnation", "hosts", "pids", "since", "last event"):
+        table.add_column(title, justify="right" if title == "since" else "left")
+    for one in status["slices"]:
+        style = _STYLES.get(one["state"], "default")
+        index, state, *rest = _row(one)
+        table.add_row(index, f"[{style}]{state}[/]", *(escape(text) for text in rest))
+    if status["slices"]:
+        console.print(table)
+
+
+def _headline(status: dict[str, Any]) -> str:
+    if not status["answers"]:
+        return str(status["error"])
+    live = sum(one["state"] in ("up", "suspect") for one in status["slices"])
+    parts = [
+        f"{live} of {count(len(status['slices']), 'slice')} up",
+        count(status.get("clients", 0), "client"),
+        status["target"],
+    ]
+    if status.get("tcp_target"):
+        parts.append(status["tcp_target"])
+    return ", ".join(parts)
+
+
+def _row(one: dict[str, Any]) -> list[str]:
+    story = one["story"]
+    since = next((line for line in reversed(story) if line["text"].startswith(_begin(one))), None)
+    ready = sum(host["state"] == "ready" for host in one["hosts"])
+    pids = [str(host["pid"]) for host in one["hosts"] if host["pid"] is not None]
+    last = f"{story[-1]['text']} ({duration(story[-1]['ago_s'])} ago)" if story else ""
+    return [
+        str(one["index"]),
+        one["state"],
+        str(one["incarnation"]),
+        f"{ready}/{len(one['hosts'])}",
+        ", ".join(pids) or "-",
+        duration(since["ago_s"]) if since is not None else "-",
+        last,
+    ]
+
+
+def _begin(one: dict[str, Any]) -> str:
+    """How the line of a slice's story begins that tells of its present state."""
+    state: str = one["state"]
+    return {"suspect": "up", "down": "", "stopping": ""}.get(state, state)
+
+
+def duration(seconds: float) -> str:
+    """A duration for people."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"

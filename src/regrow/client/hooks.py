@@ -1,0 +1,51 @@
+"""Puts the hooks into JAX, each for itself, so that a JAX that lacks one place loses one feature."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from regrow.client import arrays, backend, callbacks, tokens
+from regrow.client.notice import say
+from regrow.client.settings import PLATFORMS, Settings
+
+_HOOKS: Final[tuple[tuple[str, Callable[[], None]], ...]] = (
+    ("connecting with a token", backend.install),
+    ("host callbacks inside jit", callbacks.install),
+    ("NumPy arrays with negative or zero strides", arrays.install),
+    ("ordered effects after a failed callback", tokens.install),
+)
+_installed = False
+
+
+def install(settings: Settings) -> None:
+    """Installs every hook, and makes `settings` what JAX connects to. JAX must be imported."""
+    global _installed
+    _configure(settings)
+    backend.use(settings)
+    if _installed:
+        return
+    _installed = True
+    for feature, hook in _HOOKS:
+        try:
+            hook()
+        except (ImportError, AttributeError) as error:
+            jax = sys.modules["jax"]
+            version = getattr(jax, "__version__", "?")
+            say(
+                f"this JAX ({version}) is not one that Regrow knows, so {feature} will not work: "
+                f"{error}"
+            )
+
+
+def _configure(settings: Settings) -> None:
+    config: Any = importlib.import_module("jax").config
+    # JAX lower-cases the target that it reads from the environment, but paths have capitals.
+    config.update("jax_backend_target", settings.target)
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    # The arguments of a host callback live on a local CPU device.
+    if "proxy" in platforms.split(","):
+        config.update("jax_platforms", PLATFORMS if platforms == "proxy" else platforms)

@@ -1,0 +1,407 @@
+"""`LocalCluster`: slices that are processes on this machine, for programs and tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import select
+import socket
+import threading
+import weakref
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Literal, final
+
+from regrow.client import Settings, environ
+from regrow.config import HeadConfig, LogLevel, TcpConfig
+from regrow.control import Method, request
+from regrow.errors import ClusterError, NoClusterError
+from regrow.home import CLUSTER_VARIABLE, HOME_VARIABLE, ClusterState, Home
+from regrow.supervise import Supervisor
+
+START_DEADLINE_S: Final = 120.0
+_ACT_DEADLINE_S: Final = 30.0
+_FROM_HOME: Final = "from the home"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What a cluster is to be like (the meaning of each is told in `HeadConfig`).
+
+    Attributes:
+        host: Address for clients over TCP.
+        port: Port for clients over TCP, 0 for any; None: no TCP.
+        token: What clients over TCP must present; by default a random one is made.
+        allow_no_token: Let clients over TCP come without a token.
+        compile_cache_dir: Where compiled programs are kept; default: in the home; None: nowhere.
+        log_dir: Where the logs of its processes are kept; None: as long as it runs.
+    """
+
+    slices: int = 2
+    devices_per_slice: int = 2
+    hosts_per_slice: int = 1
+    restore_after_s: float | None = None
+    num_elastic_instances: int | None = None
+    hang_after_s: float = 5.0
+    reconnect_s: float = 3.0
+    start_deadline_s: float = 60.0
+    host: str = "127.0.0.1"
+    port: int | None = None
+    token: str | None = None
+    allow_no_token: bool = False
+    compile_cache_dir: str | None = _FROM_HOME
+    allow_colocated_python: bool = True
+    log_dir: str | None = None
+    log_level: LogLevel = "info"
+
+    def head_config(self, home: Home, state: ClusterState) -> HeadConfig:
+        """The configuration of a head with these options.
+
+        Raises:
+            UsageError: If a value is out of range, or values contradict each other.
+        """
+        shared = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("host", "port", "token", "compile_cache_dir", "log_dir")
+        }
+        cache = self.compile_cache_dir
+        return HeadConfig(
+            name=state.name,
+            run_id=state.run_id,
+            home=str(home.path),
+            dir=state.dir,
+            socket_dir=state.socket_dir,
+            tcp=self._tcp(),
+            compile_cache_dir=str(home.path / "cache") if cache == _FROM_HOME else cache,
+            logs=self.log_dir,
+            **shared,
+        )
+
+    def _tcp(self) -> TcpConfig | None:
+        if self.port is None:
+            return None
+        token = self.token
+        if token is None and not self.allow_no_token:
+            token = secrets.token_urlsafe(24)
+        return TcpConfig(self.host, self.port, token)
+
+
+def start_cluster(
+    options: ClusterOptions,
+    *,
+    home: Home | None = None,
+    name: str | None = None,
+    stem: str = "cluster",
+    purpose: str = "",
+) -> Supervisor:
+    """Starts a cluster that this process supervises; does not wait until it is healthy.
+
+    Args:
+        options: What it is to be like.
+        home: Where it is entered; default: REGROW_HOME.
+        name: Its name; by default `stem` with the first free number.
+        stem: See `name`.
+        purpose: The command that it is started by.
+
+    Raises:
+        UsageError: If the options are wrong.
+        ClusterStartError: If it could not be started.
+    """
+    home = home or Home()
+    state = home.claim(name, stem=stem, purpose=purpose)
+    try:
+        config = options.head_config(home, state)
+        if config.tcp is not None:
+            state = dataclasses.replace(state, token=config.tcp.token)
+        return Supervisor(home, state, config)
+    except BaseException:
+        home.release(state)
+        raise
+
+
+def client_environ(state: ClusterState, home: Home, *, tcp: bool = False) -> dict[str, str]:
+    """The variables with which a new process is a client of a cluster."""
+    target, token = state.target, None
+    if tcp:
+        if state.tcp_target is None:
+            raise NoClusterError(
+                f"cluster {state.name} does not listen for TCP; start it with --port"
+            )
+        target, token = state.tcp_target, state.token
+    named = {HOME_VARIABLE: str(home.path), CLUSTER_VARIABLE: state.name}
+    return environ(Settings.of(target, token)) | named
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """A host of a slice, as it was when it was asked for.
+
+    Attributes:
+        index: Its place in the slice.
+        state: What it is doing.
+        pid: Its process id; None while it has no process.
+    """
+
+    index: int
+    state: str
+    pid: int | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SliceView:
+    """A slice, as it was when it was asked for.
+
+    Attributes:
+        index: Its index.
+        state: "down", "starting", "up", "suspect", "lost" or "stopping".
+        incarnation: How often it has been started.
+        hosts: Its hosts.
+        story: What happened to it, the latest last.
+    """
+
+    index: int
+    state: str
+    incarnation: int
+    hosts: tuple[HostView, ...]
+    story: tuple[str, ...]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of its hosts."""
+        return tuple(host.pid for host in self.hosts if host.pid is not None)
+
+    @classmethod
+    def of(cls, status: dict[str, Any]) -> SliceView:
+        """From a head's status."""
+        return cls(
+            status["index"],
+            status["state"],
+            status["incarnation"],
+            tuple(HostView(h["index"], h["state"], h["pid"]) for h in status["hosts"]),
+            tuple(
+                f"{entry['ago_s']:.2f} s ago, incarnation {entry['incarnation']}: {entry['text']}"
+                for entry in status["story"]
+            ),
+        )
+
+
+@final
+class LocalCluster:
+    """Slices that are processes on this machine, and a head that JAX can connect to.
+
+    It is up when the constructor returns, and gone when the `with` block ends, when it is
+    garbage, when the interpreter exits, and when this process is killed.
+
+        with regrow.LocalCluster(slices=2, devices_per_slice=2) as cluster:
+            subprocess.run([sys.executable, "train.py"], env=os.environ | cluster.env)
+            cluster.kill(1)
+
+    Its methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        slices: int = 2,
+        devices_per_slice: int = 2,
+        hosts_per_slice: int = 1,
+        restore_after: float | None = None,
+        *,
+        name: str | None = None,
+        home: str | os.PathLike[str] | None = None,
+        start_deadline_s: float = START_DEADLINE_S,
+        **options: Any,
+    ) -> None:
+        """Starts a cluster and waits until every slice is up.
+
+        Args:
+            slices: Number of slices.
+            devices_per_slice: Devices of each slice.
+            hosts_per_slice: Host processes of each slice.
+            restore_after: Seconds after which a lost slice is relaunched; None: only by `restore`.
+            name: Name in the home; by default a free one is chosen.
+            home: Directory that it is entered in; default: REGROW_HOME, or ~/.regrow.
+            start_deadline_s: How long it may take until all slices are up.
+            **options: Further fields of `ClusterOptions`.
+
+        Raises:
+            UsageError: If a value is wrong.
+            ClusterStartError: If it could not be started.
+            TypeError: If there is no such option.
+        """
+        wanted = ClusterOptions(
+            slices=slices,
+            devices_per_slice=devices_per_slice,
+            hosts_per_slice=hosts_per_slice,
+            restore_after_s=restore_after,
+            **options,
+        )
+        self._home = Home(home)
+        self._supervisor = start_cluster(
+            wanted, home=self._home, name=name, stem="local", purpose="LocalCluster"
+        )
+        self._finalizer = weakref.finalize(self, self._supervisor.close)
+        try:
+            self._supervisor.wait_healthy(start_deadline_s)
+            self._state = complete_state(self._home, self._supervisor)
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(
+            target=_close_with_head,
+            # It is not given this object, which it would keep from being garbage.
+            args=(self._supervisor, os.dup(self._supervisor.head.fd)),
+            name=f"regrow-{self.name}",
+            daemon=True,
+        ).start()
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        config = self._supervisor.config
+        sizes = f"slices={config.slices}, devices_per_slice={config.devices_per_slice}"
+        return f"LocalCluster({sizes}, name={self.name!r})"
+
+    def close(self) -> None:
+        """Ends the cluster; may be called more than once."""
+        self._finalizer()
+
+    @property
+    def name(self) -> str:
+        """Its name in its home."""
+        return self._supervisor.state.name
+
+    @property
+    def target(self) -> str:
+        """Its address, for `regrow.connect` and JAX_BACKEND_TARGET."""
+        return self._supervisor.state.target
+
+    @property
+    def tcp_target(self) -> str | None:
+        """Its address over TCP; None if it has none."""
+        return self._state.tcp_target
+
+    @property
+    def token(self) -> str | None:
+        """What clients over TCP have to present."""
+        return self._state.token
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that make a process with stock JAX its client; add them to os.environ."""
+        return client_environ(self._state, self._home)
+
+    @property
+    def head_pid(self) -> int:
+        """Process id of its head."""
+        return self._supervisor.head.pid
+
+    @property
+    def log_dir(self) -> str:
+        """Directory of the logs of its processes, as long as it runs."""
+        return self._supervisor.config.log_dir
+
+    @property
+    def slices(self) -> list[SliceView]:
+        """Its slices as they are now."""
+        return [SliceView.of(one) for one in self.status()["slices"]]
+
+    def status(self) -> dict[str, Any]:
+        """All there is to know, as JSON values."""
+        status: dict[str, Any] = self._call("status")
+        return status
+
+    def kill(self, index: int) -> None:
+        """Ends a slice's processes with SIGKILL; returns when it is lost.
+
+        Raises:
+            UsageError: If there is no such slice.
+            ClusterError: If it has no processes, or the cluster is gone.
+        """
+        self._act("kill", index)
+
+    def stop(self, index: int) -> None:
+        """Stops a slice's processes with SIGSTOP, so that it hangs."""
+        self._act("stop", index)
+
+    def cont(self, index: int) -> None:
+        """Lets a slice's processes go on.
+
+        Raises:
+            ClusterError: If it was declared lost meanwhile: its processes have been ended.
+        """
+        self._act("cont", index)
+
+    def restore(self, index: int) -> None:
+        """Begins to start a lost slice again; `wait_healthy` waits until it is up.
+
+        Raises:
+            ClusterError: If it is not lost.
+        """
+        self._act("restore", index)
+
+    def wait_healthy(self, timeout_s: float = START_DEADLINE_S) -> None:
+        """Waits until every slice is up.
+
+        Raises:
+            WaitTimeout: If they are not at the deadline; says which.
+        """
+        self._call("wait_healthy", timeout_s=timeout_s)
+
+    def wait_client(self, timeout_s: float = START_DEADLINE_S) -> None:
+        """Waits until a client has connected.
+
+        Raises:
+            WaitTimeout: If none has at the deadline.
+        """
+        self._call("wait_client", timeout_s=timeout_s)
+
+    def _act(self, method: Literal["kill", "stop", "cont", "restore"], index: int) -> None:
+        self._call(method, timeout_s=_ACT_DEADLINE_S, index=index)
+
+    def _call(self, method: Method, *, timeout_s: float = _ACT_DEADLINE_S, **params: Any) -> Any:
+        supervisor = self._supervisor
+        if not self._finalizer.alive:
+            raise NoClusterError(f"cluster {self.name} is closed")
+        cause = supervisor.head.poll()
+        if cause is not None:
+            raise ClusterError(f"the head of cluster {self.name} has died: {cause}")
+        return request(supervisor.config.control_socket, method, timeout_s=timeout_s, **params)
+
+
+def complete_state(home: Home, supervisor: Supervisor) -> ClusterState:
+    """Enters the cluster's TCP address, which its head knows, in the home; returns the state."""
+    tcp = supervisor.config.tcp
+    if tcp is not None:
+        port = request(supervisor.config.control_socket, "status")["tcp_port"]
+        # What is bound to every address is reached by the name of the machine.
+        host = socket.gethostname() if tcp.host in ("0.0.0.0", "::", "") else tcp.host  # noqa: S104
+        address = f"[{host}]" if ":" in host else host
+        supervisor.state = dataclasses.replace(
+            supervisor.state, tcp_target=f"grpc://{address}:{port}"
+        )
+        home.update(supervisor.state)
+    return supervisor.state
+
+
+def _close_with_head(supervisor: Supervisor, head: int) -> None:
+    """Waits for the head to end, and cleans up after it if nobody has asked for its end."""
+    poller = select.poll()
+    poller.register(head, select.POLLIN)
+    while not poller.poll():
+        pass
+    os.close(head)
+    supervisor.close()

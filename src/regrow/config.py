@@ -1,0 +1,211 @@
+"""What a head is told when it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, cast, final, get_args
+
+from regrow.errors import UsageError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+MAX_SOCKET_PATH_BYTES: Final = 107
+"""Longest path of a Unix socket that Linux takes."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LONGEST_SOCKET_NAME: Final = "/workers.sock"
+
+
+def check_name(name: str) -> str:
+    """Returns `name` if it can be the name of a cluster.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a cluster: use letters, digits, '.', '_' and '-', "
+            "64 at most, beginning with a letter or digit"
+        )
+    return name
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TcpConfig:
+    """Where the head listens for clients beside its Unix socket.
+
+    Attributes:
+        host: Address to bind.
+        port: Port to bind; 0 takes any free one.
+        token: What a client has to present; None only together with `HeadConfig.allow_no_token`.
+    """
+
+    host: str
+    port: int
+    token: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """Everything a head needs to know; fixed for its whole life.
+
+    Attributes:
+        name: Name of the cluster.
+        run_id: Id that marks the cluster's processes (see `processes.RUN_MARK`).
+        home: The REGROW_HOME that the cluster is entered in.
+        dir: The cluster's own directory, mode 0700.
+        socket_dir: Directory of its sockets; `dir` unless that path is too long for a socket.
+        slices: Number of slices.
+        devices_per_slice: Devices of each slice.
+        hosts_per_slice: Host processes of each slice; each owns as many of its devices.
+        restore_after_s: A lost slice is relaunched after so many seconds; None: never by itself.
+        num_elastic_instances: How many slices may come and go while a client lives; None: all.
+        hang_after_s: A host that is silent for so long is lost.
+        reconnect_s: A break of the connection to a host that is shorter than this is no loss.
+        start_deadline_s: A host that is not up so long after its start is lost.
+        tcp: Where to listen for clients over TCP; None: nowhere.
+        allow_no_token: Whether clients over TCP may come without a token.
+        compile_cache_dir: Where compiled programs are kept; None: nowhere.
+        allow_colocated_python: Whether a client's own Python may run on the hosts.
+        logs: Directory for the logs of its processes; None: one within `dir`.
+        log_level: What the head writes to its log.
+        lifeline_fd: Read end of a pipe whose write end the supervisor holds.
+        supervisor_fd: A pidfd of the supervisor.
+    """
+
+    name: str
+    run_id: str
+    home: str
+    dir: str
+    socket_dir: str
+    slices: int = 2
+    devices_per_slice: int = 2
+    hosts_per_slice: int = 1
+    restore_after_s: float | None = None
+    num_elastic_instances: int | None = None
+    hang_after_s: float = 5.0
+    reconnect_s: float = 3.0
+    start_deadline_s: float = 60.0
+    tcp: TcpConfig | None = None
+    allow_no_token: bool = False
+    compile_cache_dir: str | None = None
+    allow_colocated_python: bool = True
+    logs: str | None = None
+    log_level: LogLevel = "info"
+    lifeline_fd: int | None = None
+    supervisor_fd: int | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        self._check_sizes()
+        self._check_times()
+        self._check_tcp()
+        if self.log_level not in get_args(LogLevel):
+            raise UsageError(f"log level {self.log_level!r} is none of {get_args(LogLevel)}")
+        if len(f"{self.socket_dir}{_LONGEST_SOCKET_NAME}".encode()) > MAX_SOCKET_PATH_BYTES:
+            raise UsageError(f"{self.socket_dir} is too long a path for a Unix socket")
+
+    def _check_sizes(self) -> None:
+        for what in ("slices", "devices_per_slice", "hosts_per_slice"):
+            value = getattr(self, what)
+            if type(value) is not int or value < 1:
+                raise UsageError(f"{what} is {value!r}; it must be a number from 1 up")
+        if self.devices_per_slice % self.hosts_per_slice:
+            raise UsageError(
+                f"{self.devices_per_slice} devices per slice cannot be shared out evenly to "
+                f"{self.hosts_per_slice} hosts per slice"
+            )
+        elastic = self.num_elastic_instances
+        if elastic is not None and (type(elastic) is not int or elastic < 0):
+            raise UsageError(f"num_elastic_instances is {elastic!r}; it must be 0 or more")
+
+    def _check_times(self) -> None:
+        for what in ("hang_after_s", "reconnect_s", "start_deadline_s"):
+            value = getattr(self, what)
+            if not _is_number(value) or value <= 0:
+                raise UsageError(f"{what} is {value!r}; it must be a number of seconds above 0")
+        after = self.restore_after_s
+        if after is not None and (not _is_number(after) or after < 0):
+            raise UsageError(f"restore_after_s is {after!r}; it must be 0 or more seconds, or None")
+
+    def _check_tcp(self) -> None:
+        if self.tcp is None:
+            return
+        if type(self.tcp.port) is not int or not 0 <= self.tcp.port <= 65535:
+            raise UsageError(f"port {self.tcp.port!r} is no TCP port")
+        if not self.tcp.token and not self.allow_no_token:
+            raise UsageError(
+                "clients over TCP need a token; to let everyone in who reaches the port, "
+                "say so with --allow-no-token (allow_no_token=True)"
+            )
+
+    @property
+    def client_socket(self) -> str:
+        """Path of the Unix socket for JAX clients."""
+        return f"{self.socket_dir}/client.sock"
+
+    @property
+    def worker_socket(self) -> str:
+        """Path of the Unix socket for the workers."""
+        return f"{self.socket_dir}/workers.sock"
+
+    @property
+    def control_socket(self) -> str:
+        """Path of the Unix socket for `regrow` commands."""
+        return f"{self.socket_dir}/control.sock"
+
+    @property
+    def log_dir(self) -> str:
+        """Directory of the logs of the cluster's processes."""
+        return self.logs or f"{self.dir}/logs"
+
+    @property
+    def target(self) -> str:
+        """What JAX_BACKEND_TARGET is for a client on this machine."""
+        return f"grpc://unix:{self.client_socket}"
+
+    def to_json(self) -> str:
+        """The JSON text that `from_json` reads."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> HeadConfig:
+        """Reads and checks a configuration.
+
+        Raises:
+            UsageError: If the text is no JSON object, lacks or has too many fields, or holds a
+                value that is out of range.
+        """
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise UsageError(f"the head's configuration is no JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise UsageError("the head's configuration is no JSON object")
+        try:
+            tcp = fields.pop("tcp", None)
+            return cls(**fields, tcp=None if tcp is None else TcpConfig(**tcp))
+        except TypeError as error:
+            raise UsageError(f"the head's configuration: {error}") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> HeadConfig:
+        """Reads and checks a configuration file.
+
+        Raises:
+            UsageError: If it cannot be read, or is wrong.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"the head's configuration: {error}") from None
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(cast(float, value))

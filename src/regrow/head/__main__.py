@@ -1,0 +1,5 @@
+"""`python -m regrow.head`."""
+
+from regrow.head.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,109 @@
+"""The processes that help the head and are no slices: the compiler and the coordinator.
+
+One that ends is started again; what was asked of it fails with UNAVAILABLE, and its users ask anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, final
+
+from regrow.channel import commands as c
+from regrow.channel.head_end import HeadChannel
+from regrow.errors import Code, LaunchError, StatusError
+from regrow.head.links import Link
+from regrow.launchers.base import Process
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_S: Final = (0.05, 0.5, 2.0, 5.0)
+
+
+class EntryLauncher(Protocol):
+    """Starts processes that are no hosts."""
+
+    async def start_entry(
+        self, entry: str, spec: Mapping[str, Any], label: str, name: str
+    ) -> Process:
+        """Starts a process that calls `entry` with `spec`."""
+        ...
+
+
+@final
+class Aide:
+    """One such process, over all its lives."""
+
+    def __init__(self, role: str, entry: str) -> None:
+        self.role = role
+        self.link: Link | None = None
+        self.on_up: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._entry = entry
+        self._lives = 0
+        self._closing = False
+        self._ups = 0
+
+    async def start(
+        self,
+        launcher: EntryLauncher,
+        spec: Mapping[str, Any],
+        admit: Callable[[str, HeadChannel], None],
+    ) -> None:
+        """Starts the process; starts it again when it ends."""
+        self._lives += 1
+        life = self._lives
+        link = Link(self.role, incarnation=life)
+        channel = HeadChannel(
+            self.role,
+            lambda data: self._payload(link, data),
+            lambda cause: log.info("the %s is not connected: %s", self.role, cause),
+        )
+        link.attach(channel)
+        admit(self.role, channel)
+        spec = {**spec, "slice": 0, "host": 0, "incarnation": life}
+        try:
+            process = await launcher.start_entry(
+                self._entry, spec, self.role, f"rg-{self.role[:8]}"
+            )
+        except LaunchError as error:
+            log.error("%s", error)
+            self._again(launcher, spec, admit)
+            return
+        process.on_exit(lambda cause: self._ended(link, cause, launcher, spec, admit))
+
+    def close(self) -> None:
+        """It is not started again."""
+        self._closing = True
+
+    def _payload(self, link: Link, data: bytes | memoryview) -> None:
+        for command in c.unpack(data):
+            match command:
+                case c.Up():
+                    self.link = link
+                    self._ups += 1
+                    self.on_up()
+                case c.Reply():
+                    link.answered(command.rid, None, command.value)
+                case c.Failed():
+                    link.answered(
+                        command.rid, StatusError(Code(command.code), command.message), None
+                    )
+                case _:
+                    log.debug("the %s sent %s", self.role, type(command).__name__)
+
+    def _ended(self, link: Link, cause: str, *again: Any) -> None:
+        if self._closing:
+            return
+        log.warning("the %s ended: %s; it is started again", self.role, cause)
+        self.link = None
+        link.lose(StatusError(Code.UNAVAILABLE, f"the {self.role} ended: {cause}"))
+        link.ended()
+        self.on_lost()
+        self._again(*again)
+
+    def _again(self, *again: Any) -> None:
+        delay_s = _BACKOFF_S[min(max(self._lives - self._ups, 0), len(_BACKOFF_S) - 1)]
+        loop = asyncio.get_running_loop()
+        loop.call_later(delay_s, lambda: loop.create_task(self.start(*again)))

@@ -1,0 +1,257 @@
+"""The head's end of host callbacks: hands a worker's call to a connection of the client it belongs to.
+
+    callbacks = Callbacks()
+    callbacks.open(nonce)                       # the session with that nonce has begun
+    callbacks.adopt(sock, nonce)                # a connection with the preface of `channel.rgcb` came
+    callbacks.call(nonce, token, index, payload, done)   # done(answer) once, whatever happens
+    callbacks.free(nonce, token)                # no executable uses these callbacks any longer
+    callbacks.close(nonce)                      # the session is over: calls fail now and from now on
+
+All methods are for the loop's thread. An answer is a frame of `channel.rgcb`, also where the head itself
+makes it, and goes to the worker as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias, final
+
+from regrow.channel import rgcb
+from regrow.channel.frames import Buffer
+from regrow.channel.stream import Stream, tune
+from regrow.errors import Code, ProtocolError, StatusError
+
+log = logging.getLogger(__name__)
+
+Done: TypeAlias = Callable[[Buffer], None]
+
+CONNECT_TIMEOUT_S: Final = 15.0
+ANSWER_TIMEOUT_S: Final = 3600.0
+_MAX_CONNECTIONS: Final = 1024
+_GONE: Final = "the client that owns this host callback is gone"
+
+
+@final
+class Callbacks:
+    """The callback connections of all sessions."""
+
+    def __init__(
+        self,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
+        """Begins with no session.
+
+        Args:
+            connect_timeout_s: How long a call waits for an idle connection of its client.
+            answer_timeout_s: How long the function of the user may take.
+        """
+        self._connect_timeout_s = connect_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._pools: dict[str, _Pool] = {}
+
+    def open(self, nonce: str) -> None:
+        """A session with that nonce has begun.
+
+        Raises:
+            StatusError: Another session has the nonce.
+        """
+        if nonce in self._pools:
+            raise StatusError(Code.ALREADY_EXISTS, "another session calls back under this nonce")
+        self._pools[nonce] = _Pool(self._connect_timeout_s, self._answer_timeout_s)
+
+    def adopt(self, sock: socket.socket, nonce: str) -> None:
+        """Takes over a connection whose preface has been read; closes it if no session has the nonce."""
+        pool = self._pools.get(nonce)
+        if pool is None:
+            log.warning("refused a callback connection that belongs to no session")
+            sock.close()
+        else:
+            pool.adopt(sock)
+
+    def call(self, nonce: str, token: int, index: int, payload: Buffer, done: Done) -> None:
+        """Calls a function of a client; `done` gets the answer, now or later, exactly once."""
+        pool = self._pools.get(nonce)
+        if pool is None:
+            done(rgcb.failure(Code.CANCELLED, _GONE))
+        else:
+            pool.call(_Call(rgcb.request(rgcb.CALL, token, index), payload, done))
+
+    def free(self, nonce: str, token: int) -> None:
+        """Tells a client that no executable uses the callbacks of a token any longer."""
+        pool = self._pools.get(nonce)
+        if pool is not None:
+            pool.free(token)
+
+    def close(self, nonce: str) -> None:
+        """The session is over: its calls fail at once, those to come too."""
+        pool = self._pools.pop(nonce, None)
+        if pool is not None:
+            pool.close()
+
+
+@final
+class _Call:
+    """One call of a function of a client; answered exactly once."""
+
+    __slots__ = ("_done", "head", "payload", "timer")
+
+    def __init__(self, head: bytes, payload: Buffer, done: Done) -> None:
+        self.head = head
+        self.payload = payload
+        self.timer: asyncio.TimerHandle | None = None
+        self._done: Done | None = done
+
+    def answer(self, answer: Buffer) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        done, self._done = self._done, None
+        if done is not None:
+            done(answer)
+
+    @property
+    def open(self) -> bool:
+        return self._done is not None
+
+
+@final
+class _Pool:
+    """The connections of one client, and the calls that wait for one."""
+
+    def __init__(self, connect_timeout_s: float, answer_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._connections: set[_Connection] = set()
+        self._idle: list[_Connection] = []
+        self._waiting: deque[_Call] = deque()
+
+    def adopt(self, sock: socket.socket) -> None:
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            log.warning("refused a callback connection: a client has %d already", _MAX_CONNECTIONS)
+            sock.close()
+            return
+        tune(sock)
+        connection = _Connection(sock, self._idled, self._closed)
+        self._connections.add(connection)
+        connection.send(rgcb.request(rgcb.HELLO))
+        self._idled(connection)
+
+    def call(self, call: _Call) -> None:
+        if self._idle:
+            self._start(self._idle.pop(), call)
+        else:
+            self._waiting.append(call)
+            self._limit(call, self._connect_timeout_s, "the client to open a connection for")
+
+    def free(self, token: int) -> None:
+        # Also on a busy connection: the client reads it after the call, and nothing waits for it.
+        for connection in self._idle[-1:] or list(self._connections)[:1]:
+            connection.send(rgcb.request(rgcb.FREE, token))
+
+    def close(self) -> None:
+        for connection in list(self._connections):
+            connection.close()
+        self._connections.clear()
+        self._idle.clear()
+        while self._waiting:
+            self._waiting.popleft().answer(rgcb.failure(Code.CANCELLED, _GONE))
+
+    def _start(self, connection: _Connection, call: _Call) -> None:
+        self._limit(call, self._answer_timeout_s, "the function of")
+        connection.start(call)
+
+    def _limit(self, call: _Call, timeout_s: float, what: str) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        text = f"waited {timeout_s:g} s for {what} a host callback"
+        call.timer = self._loop.call_later(
+            timeout_s, call.answer, rgcb.failure(Code.CANCELLED, text)
+        )
+
+    def _idled(self, connection: _Connection) -> None:
+        while self._waiting:
+            call = self._waiting.popleft()
+            if call.open:
+                self._start(connection, call)
+                return
+        self._idle.append(connection)
+
+    def _closed(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+@final
+class _Connection:
+    """One callback connection; carries one call at a time."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_idle: Callable[[_Connection], None],
+        on_closed: Callable[[_Connection], None],
+    ) -> None:
+        self._on_idle = on_idle
+        self._on_closed = on_closed
+        self._call: _Call | None = None
+        self._length = bytearray(rgcb.LENGTH.size)
+        self._frame: bytearray | None = None
+        self._view = memoryview(self._length)
+        self._stream = Stream(sock, self, self._ended)
+
+    def send(self, request: bytes, payload: Buffer = b"") -> None:
+        size = len(request) + memoryview(payload).nbytes
+        self._stream.write([rgcb.LENGTH.pack(size) + request, payload])
+
+    def start(self, call: _Call) -> None:
+        self._call = call
+        self.send(call.head, call.payload)
+
+    def close(self) -> None:
+        self._stream.close()
+        self._fail()
+
+    def buffer(self) -> memoryview:
+        return self._view
+
+    def received(self, count: int) -> None:
+        self._view = self._view[count:]
+        if self._view:
+            return
+        if self._frame is None:
+            self._begin_frame()
+        else:
+            self._end_frame(self._frame)
+
+    def _begin_frame(self) -> None:
+        (size,) = rgcb.LENGTH.unpack(self._length)
+        if self._call is None:
+            raise ProtocolError("an answer without a call on a callback connection")
+        if not rgcb.ANSWER_BYTES <= size <= rgcb.MAX_FRAME_BYTES:
+            raise ProtocolError(f"an answer of {size} bytes on a callback connection")
+        self._frame = bytearray(size)
+        self._view = memoryview(self._frame)
+
+    def _end_frame(self, frame: bytearray) -> None:
+        self._frame = None
+        self._view = memoryview(self._length)
+        call, self._call = self._call, None
+        if call is not None:
+            call.answer(frame)
+        self._on_idle(self)
+
+    def _ended(self, cause: Exception) -> None:
+        log.debug("a callback connection ended: %s", cause)
+        self._on_closed(self)
+        self._fail()
+
+    def _fail(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.answer(rgcb.failure(Code.CANCELLED, _GONE))

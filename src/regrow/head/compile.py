@@ -1,0 +1,227 @@
+"""Compilation: asked of the compiler process, kept in memory and on disk.
+
+The key of a program is what its blob depends on: its text, its options without the device
+assignment, the jaxlib that made the blob, and whether it spans hosts. So a program for slices 0 and 2
+finds the blob of the same program for slices 0 and 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias, final
+
+import msgpack
+
+from regrow.channel.commands import Compile, Describe
+from regrow.errors import Code, StatusError
+from regrow.head.links import Link
+from regrow.wire.schema import jaxlib_version
+
+log = logging.getLogger(__name__)
+
+Compiled: TypeAlias = dict[str, Any]
+Done: TypeAlias = Callable[[StatusError | None, Compiled | None], None]
+
+_FORMAT: Final = 1
+_KEPT_BYTES: Final = 512 << 20
+_DISK_BYTES: Final = 4 << 30
+_ATTEMPTS: Final = 2
+
+
+class CompilerProcess(Protocol):
+    """The process that compiles."""
+
+    @property
+    def link(self) -> Link | None:
+        """The way to it, None while it is being started."""
+        ...
+
+
+@final
+class Job:
+    """One compilation, and who waits for it."""
+
+    def __init__(self, key: bytes, program: bytes, options: bytes, spans: bool, callbacks: int):
+        self.key = key
+        self.program = program
+        self.options = options
+        self.spans = spans
+        self.callbacks = callbacks
+        self.attempts = 0
+        self.waiting: list[Done] = []
+
+
+@final
+class CompileService:
+    """Compiles programs, each once."""
+
+    def __init__(self, compiler: CompilerProcess, cache: DiskCache | None) -> None:
+        self._compiler = compiler
+        self._cache = cache
+        self._kept: OrderedDict[bytes, Compiled] = OrderedDict()
+        self._kept_bytes = 0
+        self._jobs: dict[bytes, Job] = {}
+        self.compiled = 0
+        self.from_disk = 0
+
+    def compile(
+        self, program: bytes, options: bytes, spans: bool, callbacks: int, done: Done
+    ) -> None:
+        """Compiles a program; `options` is a CompileOptionsProto without a device assignment."""
+        key = program_key(program, options, spans)
+        found = self._find(key) if not callbacks else None
+        if found is not None:
+            done(None, found)
+            return
+        job = self._jobs.get(key)
+        if job is not None:
+            job.waiting.append(done)
+            return
+        job = self._jobs[key] = Job(key, program, options, spans, callbacks)
+        job.waiting.append(done)
+        self._start(job)
+
+    def describe(self, what: str, compiled: Compiled, options: bytes, devices: int, done: Done):  # type: ignore[no-untyped-def]
+        """Asks for the "cost" or the "text" of a compiled program."""
+        link = self._compiler.link
+        if link is None:
+            done(StatusError(Code.UNAVAILABLE, "the compiler is being restarted; try again"), None)
+            return
+        key, blob = compiled["key"], compiled["blob"]
+        link.ask(lambda rid: Describe(rid, what, key, blob, options, devices), done)
+
+    def compiler_up(self) -> None:
+        """The compiler has been started (again): what was under way is asked of it anew."""
+        for job in list(self._jobs.values()):
+            self._start(job)
+
+    def _start(self, job: Job) -> None:
+        link = self._compiler.link
+        if link is None:
+            return
+        job.attempts += 1
+        link.ask(
+            lambda rid: Compile(
+                rid, job.key, job.program, job.options, job.spans, job.callbacks
+            ),
+            lambda error, value: self._answered(job, error, value),
+        )
+
+    def _answered(self, job: Job, error: StatusError | None, value: Any) -> None:
+        if error is not None and error.code is Code.UNAVAILABLE:
+            if job.attempts < _ATTEMPTS:
+                return  # The compiler ended; `compiler_up` asks again.
+            error = StatusError.user(
+                Code.FAILED_PRECONDITION,
+                f"XLA ended the compiler process {job.attempts} times on this program: {error.message}",
+            )
+        self._jobs.pop(job.key, None)
+        if error is None:
+            self.compiled += 1
+            value["key"] = job.key
+            if not job.callbacks:
+                self._keep(job.key, value)
+                if self._cache is not None:
+                    self._cache.write(job.key, value)
+        for done in job.waiting:
+            done(error, value)
+
+    def _find(self, key: bytes) -> Compiled | None:
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+            return found
+        found = None if self._cache is None else self._cache.read(key)
+        if found is not None:
+            self.from_disk += 1
+            self._keep(key, found)
+        return found
+
+    def _keep(self, key: bytes, compiled: Compiled) -> None:
+        self._kept[key] = compiled
+        self._kept_bytes += len(compiled["blob"])
+        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            _, old = self._kept.popitem(last=False)
+            self._kept_bytes -= len(old["blob"])
+
+
+def program_key(program: bytes, options: bytes, spans: bool) -> bytes:
+    """The key of a program in the caches."""
+    digest = hashlib.sha256()
+    for part in (
+        f"{_FORMAT} {jaxlib_version()} {platform.machine()} {_cpu_features()} {spans}".encode(),
+        options,
+        program,
+    ):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def _cpu_features() -> str:
+    """What machine code of another machine may lack here."""
+    global _features
+    if _features is None:
+        try:
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = []
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        _features = hashlib.sha256(flags.encode()).hexdigest()[:16]
+    return _features
+
+
+_features: str | None = None
+
+
+@final
+class DiskCache:
+    """Compiled programs as files in a directory of the owner's; the least recently used go first."""
+
+    def __init__(self, directory: Path, limit_bytes: int = _DISK_BYTES) -> None:
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def read(self, key: bytes) -> Compiled | None:
+        """The program of that key, or None; a file that cannot be read counts as none."""
+        path = self._path(key)
+        try:
+            if path.stat().st_uid != os.geteuid():
+                return None  # A blob is machine code: only our own is loaded.
+            compiled = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+            os.utime(path)
+        except (OSError, ValueError, msgpack.UnpackException) as error:
+            if path.exists():
+                log.warning("compile cache: %s: %s", path.name, error)
+            return None
+        return compiled if compiled.get("key") == key else None
+
+    def write(self, key: bytes, compiled: Compiled) -> None:
+        """Keeps a program."""
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
+                file.write(msgpack.packb(compiled))
+            os.replace(file.name, self._path(key))
+            self._trim()
+        except OSError as error:
+            log.warning("compile cache: not kept: %s", error)
+
+    def _path(self, key: bytes) -> Path:
+        return self._directory / f"{key.hex()}.xla"
+
+    def _trim(self) -> None:
+        files = [(path.stat(), path) for path in self._directory.glob("*.xla")]
+        used = sum(stat.st_size for stat, _ in files)
+        for stat, path in sorted(files, key=lambda entry: entry[0].st_mtime):
+            if used <= self._limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            used -= stat.st_size

@@ -1,0 +1,224 @@
+"""The head as a process: `python -m regrow.head --config FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, final
+
+from regrow.config import HeadConfig
+from regrow.errors import RegrowError, WaitTimeout
+from regrow.head.aides import Aide
+from regrow.head.control import ControlServer, make_event
+from regrow.head.fleet import Fleet
+from regrow.head.gateway import Gateway
+from regrow.head.runtime import Runtime
+from regrow.head.topology import Topology
+from regrow.launchers.local import LocalLauncher
+from regrow.supervise import guard_head
+from regrow.wire.service import Server, serve
+
+log = logging.getLogger(__name__)
+
+_SHARE_OF_MEMORY: Final = 0.4
+
+
+@final
+class Head:
+    """All of a head; what `regrow.head.control` calls Controlled."""
+
+    def __init__(self, config: HeadConfig, launcher: LocalLauncher) -> None:
+        self._config = config
+        self._launcher = launcher
+        topology = Topology(config.slices, config.hosts_per_slice, config.devices_per_slice)
+        self._compiler = Aide("compiler", "regrow.worker.main:run_compiler")
+        self._coordinator = Aide("coordinator", "regrow.worker.main:run_coordinator")
+        self._runtime = Runtime(
+            config, topology, _arena_bytes(), self._compiler, self._coordinator, self._changed
+        )
+        self._compiler.on_up = self._runtime.compiler.compiler_up
+        self._coordinator.on_lost = self._runtime.epochs.coordinator_lost
+        self._secret = secrets.token_bytes(32)
+        self._fleet = Fleet(config, topology, launcher, self._secret, self._runtime)
+        self._gateway = Gateway(self._runtime, self._on_clients)
+        self._control = ControlServer(self, config.control_socket)
+        self._server: Server | None = None
+        self._stop = asyncio.Event()
+        self._client = asyncio.Event()
+        self._clients = 0
+        self._started = time.monotonic()
+        self._up_since: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Serves until the end is asked for."""
+        self._watch_supervisor()
+        try:
+            await self._open()
+            await self._stop.wait()
+        finally:
+            await self._close()
+
+    async def _open(self) -> None:
+        tcp = self._config.tcp
+        self._server = await serve(
+            self._gateway,
+            unix_path=self._config.client_socket,
+            tcp=None if tcp is None else (tcp.host, tcp.port),
+            transfer_directory=None,
+        )
+        await self._control.start()
+        await self._fleet.open()
+        spec = {
+            "devices": list(range(self._runtime.topology.devices)),
+            "endpoint": self._config.worker_socket,
+            "secret": self._secret,
+            "log_level": self._config.log_level,
+        }
+        for aide in (self._coordinator, self._compiler):
+            await aide.start(self._launcher, spec, self._fleet.add_process)
+
+    async def _close(self) -> None:
+        for aide in (self._compiler, self._coordinator):
+            aide.close()
+        if self._server is not None:
+            await self._server.close()
+        await self._fleet.close()
+        await self._control.close()
+        self._runtime.arena.close()
+
+    def _watch_supervisor(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(signum, self._stop.set)
+
+    # --- events ---
+
+    def _changed(self, kind: Any, slice_index: int, incarnation: int, text: str) -> None:
+        now = time.monotonic()
+        took_s = None
+        if kind == "slice_up":
+            took_s = now - self._started
+            self._up_since[slice_index] = now
+        elif kind == "slice_lost" and slice_index in self._up_since:
+            took_s = now - self._up_since.pop(slice_index)
+        self._control.publish(
+            make_event(
+                kind,
+                slice_index=slice_index if slice_index >= 0 else None,
+                incarnation=incarnation or None,
+                text=text,
+                took_s=took_s,
+            )
+        )
+
+    def _on_clients(self, clients: int) -> None:
+        more = clients > self._clients
+        self._clients = clients
+        if more:
+            self._client.set()
+        self._control.publish(make_event("client_connected" if more else "client_gone"))
+
+    # --- what can be asked of a head ---
+
+    def status(self) -> dict[str, Any]:
+        """All there is to know, as JSON values."""
+        status: dict[str, Any] = dict(self._fleet.membership.status(time.monotonic()))
+        status |= {
+            "name": self._config.name,
+            "pid": os.getpid(),
+            "target": self._config.target,
+            "tcp_port": None if self._server is None else self._server.port,
+            "devices": self._runtime.topology.devices,
+            "clients": self._clients,
+            "uptime_s": time.monotonic() - self._started,
+            "ended": self._runtime.ended,
+            "compiled": self._runtime.compiler.compiled,
+            "compiled_from_disk": self._runtime.compiler.from_disk,
+        }
+        return status
+
+    async def kill(self, index: int) -> None:
+        """Ends a slice's processes with SIGKILL; returns when it has been declared lost."""
+        await self._fleet.kill(index)
+
+    def stop(self, index: int) -> None:
+        """Stops a slice's processes (SIGSTOP)."""
+        self._fleet.stop(index)
+
+    def cont(self, index: int) -> None:
+        """Lets a slice's processes go on; refuses one that was declared lost meanwhile."""
+        self._fleet.cont(index)
+
+    def restore(self, index: int) -> None:
+        """Begins to relaunch a lost slice."""
+        self._fleet.restore(index)
+
+    async def wait_healthy(self, timeout_s: float | None) -> None:
+        """Returns when every slice is up; raises `WaitTimeout` at the deadline."""
+        await self._fleet.wait_healthy(timeout_s)
+
+    async def wait_client(self, timeout_s: float | None) -> None:
+        """Returns when a client has connected; raises `WaitTimeout` at the deadline."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._client.wait()
+        except TimeoutError:
+            raise WaitTimeout("a client to connect", timeout_s or 0) from None
+
+    def shutdown(self) -> None:
+        """Begins to end the cluster."""
+        self._stop.set()
+
+
+def _arena_bytes() -> int:
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return int(pages * page * _SHARE_OF_MEMORY)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a head in the foreground; its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m regrow.head", description=__doc__)
+    parser.add_argument("--config", required=True, help="JSON file of a HeadConfig")
+    options = parser.parse_args(arguments)
+    try:
+        return serve_head(HeadConfig.load(options.config))
+    except RegrowError as error:
+        print(f"regrow: {error}", file=sys.stderr)
+        return 3
+
+
+def serve_head(config: HeadConfig) -> int:
+    """Serves until the end is asked for; 0.
+
+    Raises:
+        RegrowError: The cluster could not start.
+    """
+    guard_head(config)
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    Path(config.log_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+    launcher = LocalLauncher(Path(config.log_dir))
+    # The tables of sessions make many small objects and no cycles: let the collector run seldom.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
+
+    async def run() -> None:
+        await Head(config, launcher).run()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run())
+    return 0
+

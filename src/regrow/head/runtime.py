@@ -1,0 +1,130 @@
+"""The parts of a head that all sessions share, put together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+from regrow.channel import commands as c
+from regrow.channel.arena import Arena
+from regrow.config import HeadConfig
+from regrow.errors import Code, SliceLostError, StatusError
+from regrow.head.aides import Aide
+from regrow.head.buffers import Buffers
+from regrow.head.callbacks import Callbacks
+from regrow.head.compile import CompileService, DiskCache
+from regrow.head.epochs import Epochs
+from regrow.head.executables import Dispatcher
+from regrow.head.links import Link
+from regrow.head.topology import Topology
+from regrow.head.transfers import EpochError, Transfers
+
+log = logging.getLogger(__name__)
+
+
+@final
+class Runtime:
+    """What carries out the requests of all sessions."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        topology: Topology,
+        arena_bytes: int,
+        compiler: Aide,
+        coordinator: Aide,
+        on_change: Callable[[str, int, int, str], None],
+    ) -> None:
+        self.config = config
+        self.topology = topology
+        self.arena = Arena(arena_bytes, on_closed=self._segment_closed)
+        self.buffers = Buffers(topology)
+        self.epochs = Epochs(topology, self.buffers.links, coordinator)
+        self.dispatcher = Dispatcher(self.buffers, self.epochs)
+        self.transfers = Transfers(self.buffers, self.epochs, self.arena)
+        cache = config.compile_cache_dir
+        self.compiler = CompileService(compiler, DiskCache(Path(cache)) if cache else None)
+        self.callbacks = Callbacks()
+        self.ended: str | None = None
+        self._on_change = on_change
+
+    def _segment_closed(self, segment: int) -> None:
+        for link in self.buffers.links.values():
+            link.forget_segment(segment)
+
+    # --- what the fleet tells ---
+
+    def slice_up(self, slice_index: int, incarnation: int, links: list[Link]) -> None:
+        """A slice takes work."""
+        for link in links:
+            self.buffers.links[link.host] = link
+            self.epochs.host_up(link.host, incarnation)
+        if len(self.buffers.links) == self.topology.hosts:
+            self.epochs.form_if_needed()
+        self._on_change("slice_up", slice_index, incarnation, "")
+
+    def slice_lost(self, error: SliceLostError, was_up: bool) -> None:
+        """A slice is lost: waits for it end now, its peers' epoch ends, its arrays are lost."""
+        started = time.perf_counter()
+        self.buffers.slice_lost(error.slice_index, error)
+        hosts = range(
+            error.slice_index * self.topology.hosts_per_slice,
+            (error.slice_index + 1) * self.topology.hosts_per_slice,
+        )
+        for host in hosts:
+            self.buffers.links.pop(host, None)
+        for host in hosts:
+            self.epochs.host_lost(host, error.incarnation, error)
+        if was_up:
+            self.epochs.form_if_needed()
+        self._on_change("slice_lost", error.slice_index, error.incarnation, error.message)
+        log.info("loss handled in %.1f ms", 1e3 * (time.perf_counter() - started))
+
+    def job_ends(self, text: str) -> None:
+        """More slices are gone than the job bears."""
+        self.ended = text
+        self._on_change("job_ends", -1, 0, text)
+
+    def report(self, link: Link, command: Any) -> None:
+        """A live host reports."""
+        match command:
+            case c.Reply():
+                link.answered(command.rid, None, command.value)
+            case c.Failed():
+                link.answered(command.rid, _error_of(command), None)
+            case c.Released():
+                link.released(command.leases)
+            case c.Pong():
+                self.epochs.alive(link.host, command.number)
+            case c.EpochFormed():
+                self.epochs.formed(command.epoch, link.host, command.port)
+            case c.EpochBroken():
+                self.epochs.broken(command.epoch, command.message)
+            case c.Callback():
+                self._call(link, command)
+            case c.CallbackFreed():
+                self.callbacks.free(command.nonce, command.token)
+            case _:
+                log.warning("%s sent %s", link.name, type(command).__name__)
+
+    def _call(self, link: Link, command: c.Callback) -> None:
+        def done(answer: Any) -> None:
+            if link.lost is None:
+                link.send(c.CallbackResult(command.call, bytes(answer)))
+
+        self.callbacks.call(
+            command.nonce, command.token, command.index, command.payload, done
+        )
+
+
+def _error_of(failed: c.Failed) -> StatusError:
+    try:
+        code = Code(failed.code)
+    except ValueError:
+        code = Code.UNKNOWN
+    if failed.epoch:
+        return EpochError(code, failed.message, failed.epoch)
+    return StatusError(code, failed.message)

@@ -1,0 +1,234 @@
+"""One client: its handles, and its requests in the order in which they came.
+
+A request may need a host buffer whose bytes come over another connection, maybe later: then it and
+what follows it wait. Responses may overtake each other; they are told apart by their `op_id`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol, final
+
+from google.protobuf.message import DecodeError
+
+from regrow.errors import Code, RegrowError, StatusError
+from regrow.head.array_requests import ArrayRequests
+from regrow.head.links import Lease
+from regrow.head.program_requests import ProgramRequests
+from regrow.head.runtime import Runtime
+from regrow.head.tables import Later, Tables
+from regrow.head.transfers import Memory
+from regrow.wire.schema import proxy
+from regrow.wire.status import fill, from_exception
+
+log = logging.getLogger(__name__)
+
+# The client does not count these, so they carry no sequence number.
+_UNNUMBERED: Final = frozenset(
+    {"delete_array_request", "destruct_array_request", "check_future_request"}
+)
+# Fields that hold handles which the client made for the results: they must hold the error, too.
+_RESULTS: Final = {
+    "make_array_from_host_buffer_request": ("array_handle",),
+    "make_arrays_from_host_buffer_shards_request": ("array_handles",),
+    "make_error_arrays_request": ("array_handles",),
+    "assemble_array_from_single_device_arrays_request": ("result_handle",),
+    "remap_arrays_request": ("result_handles",),
+    "bitcast_arrays_request": ("result_handles",),
+    "reshard_arrays_request": ("result_handles",),
+    "disassemble_into_single_device_arrays_request": ("result_handles",),
+    "copy_arrays_request": ("result_handles",),
+    "fully_replicated_shard_request": ("result_handle",),
+    "loaded_executable_execute_request": ("result_array_handle", "result_status_handle"),
+}
+
+
+class Requests(Protocol):
+    """A group of request handlers: methods named as the requests, less "_request"."""
+
+
+@final
+class Session:
+    """The session of one client; what `regrow.wire.service` calls a Session."""
+
+    def __init__(
+        self,
+        session_id: int,
+        runtime: Runtime,
+        init: Callable[[int], Any],
+        send: Callable[[bytes], None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        self.session_id = session_id
+        self._runtime = runtime
+        self._send = send
+        self._on_closed = on_closed
+        self._init = init
+        self._tables = Tables()
+        self._numbered = 0
+        self._contexts: list[int] = []
+        self._inbox: deque[Any] = deque()
+        self._incoming: dict[int, Memory] = {}
+        self._closed = False
+        self.requests = 0
+        groups: tuple[Any, ...] = (
+            ArrayRequests(self._tables, runtime),
+            ProgramRequests(self._tables, runtime),
+        )
+        self._handlers: dict[str, Callable[[Any], Any]] = {"init_request": self._init_request}
+        for group in groups:
+            for name in dir(group):
+                if name.endswith("_request"):
+                    self._handlers[name] = getattr(group, name)
+
+    # --- host buffers ---
+
+    def store_begin(self, handle: int, size: int) -> memoryview:
+        """Room for a host buffer that the client sends.
+
+        Raises:
+            StatusError: It is larger than the head can take.
+        """
+        try:
+            memory = self._runtime.transfers.room(size)
+        except RegrowError as error:
+            raise from_exception(error) from None
+        self._incoming[handle] = memory
+        return memory.view if isinstance(memory, Lease) else memoryview(memory)
+
+    def store_end(self, handle: int) -> None:
+        """The host buffer is complete."""
+        self._tables.host_buffers[handle] = self._incoming.pop(handle)
+        self._go_on()
+
+    def store_abort(self, handle: int) -> None:
+        """The host buffer will not come."""
+        self._incoming.pop(handle, None)
+        self._tables.host_buffers[handle] = StatusError.user(
+            Code.INVALID_ARGUMENT, f"host buffer {handle} was not sent completely"
+        )
+        self._go_on()
+
+    def store_from_file(self, handle: int, size: int, path: str) -> None:
+        """The host buffer is in a file."""
+        view = self.store_begin(handle, size)
+        with open(path, "rb", buffering=0) as file:
+            while len(view):
+                count = file.readinto(view)
+                if not count:
+                    self.store_abort(handle)
+                    return
+                view = view[count:]
+        self.store_end(handle)
+
+    def lookup(self, handle: int) -> memoryview | None:
+        """The bytes of a host buffer."""
+        memory = self._tables.host_buffers.get(handle)
+        if memory is None or isinstance(memory, StatusError):
+            return None
+        if isinstance(memory, Lease):
+            return memory.view
+        return memoryview(memory)
+
+    def delete(self, handle: int) -> None:
+        """The client needs a host buffer no longer."""
+        self._tables.host_buffers.pop(handle, None)
+
+    def closed(self) -> None:
+        """The client is gone."""
+        self._closed = True
+        self._inbox.clear()
+        self._incoming.clear()
+        self._tables.clear()
+        self._on_closed()
+
+    # --- requests ---
+
+    def request(self, data: bytes) -> None:
+        """One serialized request.
+
+        Raises:
+            StatusError: The bytes are no request.
+        """
+        try:
+            request = proxy.IfrtRequest.FromString(data)
+        except DecodeError:
+            raise StatusError(
+                Code.INVALID_ARGUMENT, f"a message of {len(data)} bytes is no IfrtRequest"
+            ) from None
+        self.requests += 1
+        if self._inbox or not self._handle(request):
+            self._inbox.append(request)
+
+    def _go_on(self) -> None:
+        while self._inbox and self._handle(self._inbox[0]):
+            self._inbox.popleft()
+
+    def _handle(self, request: Any) -> bool:
+        """Carries a request out; False: it must wait for a host buffer."""
+        name = request.WhichOneof("request")
+        meta = request.request_metadata
+        if meta.user_context_id:
+            self._contexts.append(meta.user_context_id)
+        handler = self._handlers.get(name)
+        try:
+            if handler is None:
+                what = "an empty request" if name is None else name.removesuffix("_request")
+                raise StatusError(Code.UNIMPLEMENTED, f"{what} is not supported by this server")
+            body = getattr(request, name)
+            answer = handler(body)
+        except Exception as error:  # noqa: BLE001 - every error becomes the client's
+            status = self._status(name, error)
+            if name in _RESULTS:
+                self._poison(_RESULTS[name], getattr(request, name), status)
+            self._refuse(meta.op_id, status)
+            return True
+        if answer is None:
+            return False
+        if isinstance(answer, Later):
+            answer.subscribe(lambda error, value: self._answer(meta.op_id, name, error, value))
+        else:
+            self._reply(meta.op_id, name, answer)
+        return True
+
+    def _status(self, name: str | None, error: Exception) -> StatusError:
+        if not isinstance(error, RegrowError):
+            log.exception("session %d: %s failed", self.session_id, name)
+        return error if isinstance(error, StatusError) else from_exception(error)
+
+    def _poison(self, fields: tuple[str, ...], body: Any, error: StatusError) -> None:
+        for field in fields:
+            value = getattr(body, field)
+            for handle in (value,) if isinstance(value, int) else value:
+                if handle:
+                    self._tables.fail(handle, error)
+
+    def _answer(self, op_id: int, name: str, error: StatusError | None, value: Any) -> None:
+        if self._closed:
+            return
+        if error is not None:
+            self._refuse(op_id, error)
+        else:
+            self._reply(op_id, name, value)
+
+    def _reply(self, op_id: int, name: str, response: Any) -> None:
+        meta = response.response_metadata
+        meta.op_id = op_id
+        if name not in _UNNUMBERED:
+            meta.seq_num = self._numbered
+            self._numbered += 1
+            if self._contexts:
+                meta.destroyed_user_context_ids.extend(self._contexts)
+                self._contexts.clear()
+        self._send(response.SerializeToString())
+
+    def _refuse(self, op_id: int, error: StatusError) -> None:
+        response = proxy.IfrtResponse()
+        response.response_metadata.op_id = op_id
+        fill(response.response_metadata.status, error)
+        self._send(response.SerializeToString())
+
+    def _init_request(self, _: Any) -> Any:
+        return self._init(self.session_id)

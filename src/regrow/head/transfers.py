@@ -1,0 +1,420 @@
+"""Bytes between clients and hosts, and between hosts.
+
+Client bytes arrive in shared memory and go to local hosts by reference. Shards that change hosts go
+through shared memory too: the head asks one host to write them and tells the other to read them. An
+array in flight is a promise to its new host (`Expect`), so the client never waits here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, final
+
+import numpy as np
+
+from regrow.channel.arena import Arena
+from regrow.channel.commands import (
+    Copy,
+    Expect,
+    Fill,
+    FillError,
+    Get,
+    HostShard,
+    Put,
+    Ready,
+)
+from regrow.errors import Code, StatusError
+from regrow.head.buffers import Array, Buffer, Buffers, Piece
+from regrow.head.epochs import Epochs
+from regrow.head.links import Lease, Link, Waiter, gather
+from regrow.wire.dtypes import numpy_dtype
+from regrow.wire.regions import overlaps, relative
+from regrow.wire.shardings import Sharding
+
+Memory: TypeAlias = "bytes | bytearray | Lease"
+"""Bytes of a client: small ones as such, large ones in shared memory."""
+
+INLINE_BYTES: Final = 32 * 1024
+
+
+@final
+class Transfers:
+    """Moves bytes; one for all sessions."""
+
+    def __init__(self, buffers: Buffers, epochs: Epochs, arena: Arena) -> None:
+        self._buffers = buffers
+        self._epochs = epochs
+        self._arena = arena
+
+    def room(self, size: int) -> Memory:
+        """Memory for `size` bytes.
+
+        Raises:
+            ResourceError: There is no such room.
+        """
+        return bytearray(size) if size <= INLINE_BYTES else Lease(self._arena, size)
+
+    # --- from the client ---
+
+    def put(
+        self,
+        memory: Memory,
+        kind: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        sharding: Sharding,
+    ) -> Buffer:
+        """A host array, cut as `sharding` says, on its devices.
+
+        Raises:
+            SliceLostError: A slice of it is not there.
+            StatusError: The memory is too small for the shape.
+        """
+        dtype = numpy_dtype(kind)
+        if strides is None:
+            strides = _c_strides(shape, dtype.itemsize)
+        _check_extent(memory, shape, strides, dtype.itemsize)
+        placement = self._buffers.placement(sharding.devices)
+        buffer = self._buffers.new(placement)
+        regions = sharding.indices(shape)
+        for host, shards in placement.shards.items():
+            link = self._buffers.links[host]
+            views = []
+            for shard in shards:
+                region = regions[shard]
+                offset = sum(
+                    part.start * stride for part, stride in zip(region, strides, strict=True)
+                )
+                dims = tuple(part.stop - part.start for part in region)
+                views.append(HostShard(sharding.devices[shard], offset, dims, strides))
+            self._put(link, buffer, kind, memory, views, sharding.memory_kind)
+        return buffer
+
+    def _put(
+        self,
+        link: Link,
+        buffer: Buffer,
+        kind: int,
+        memory: Memory,
+        shards: Sequence[HostShard],
+        memory_kind: str | None,
+    ) -> None:
+        spans = buffer.placement.spans
+        if isinstance(memory, Lease) and link.shares_memory:
+            bulk, lease = link.reach(memory), link.hold(memory)
+        else:
+            bulk, lease = bytes(memory.view if isinstance(memory, Lease) else memory), 0
+        link.send(Put(buffer.aid, kind, bulk, shards, memory_kind or "device", spans, lease))
+
+    def empty(self, kind: int, shape: tuple[int, ...], sharding: Sharding) -> Buffer:
+        """A buffer without bytes: a token, or an array with a dimension of 0."""
+        placement = self._buffers.placement(sharding.devices)
+        buffer = self._buffers.new(placement)
+        for host, shards in placement.shards.items():
+            views = [HostShard(sharding.devices[shard], 0, shape, None) for shard in shards]
+            link = self._buffers.links[host]
+            self._put(link, buffer, kind, b"", views, sharding.memory_kind)
+        return buffer
+
+    # --- to the client ---
+
+    def get(
+        self,
+        piece: Piece,
+        kind: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        done: Callable[[StatusError | None, memoryview | bytes | Lease | None], None],
+    ) -> None:
+        """Brings one shard to the head, laid out by `strides` (None: C order)."""
+        itemsize = numpy_dtype(kind).itemsize
+        size = _extent(shape, strides or _c_strides(shape, itemsize), itemsize)
+        buffer, shard = piece
+        buffer.check_shard(shard)
+        host, position = buffer.placement.local[shard]
+        link = self._buffers.links[host]
+        lease = Lease(self._arena, size) if size > INLINE_BYTES and link.shares_memory else None
+        bulk = None if lease is None else link.reach(lease)
+        hold = 0 if lease is None else link.hold(lease)
+
+        def answered(error: StatusError | None, value: Any) -> None:
+            if error is None and hold:
+                link.released((hold,))
+            done(error, lease if lease is not None and error is None else value)
+
+        link.ask(
+            lambda rid: Get(rid, buffer.aid, position, bulk, strides, None),
+            self._judged(answered),
+        )
+
+    def ready(self, pieces: Sequence[Piece], waiter: Waiter) -> None:
+        """Calls `waiter` when all these shards hold values, or with the first error."""
+        by_host: dict[int, list[int]] = {}
+        try:
+            for buffer, shard in pieces:
+                buffer.check_shard(shard)
+                aids = by_host.setdefault(buffer.placement.local[shard][0], [])
+                if not aids or aids[-1] != buffer.aid:
+                    aids.append(buffer.aid)
+        except StatusError as error:
+            waiter(error, None)
+            return
+        if not by_host:
+            waiter(None, None)
+            return
+        # The buffers must outlive the question: freed ones would be unknown to the host.
+        held = list(pieces)
+
+        def answered(error: StatusError | None, value: Any) -> None:
+            held.clear()
+            waiter(error, value)
+
+        one = self._judged(gather(len(by_host), answered))
+        for host, aids in by_host.items():
+            self._buffers.links[host].ask(lambda rid, aids=aids: Ready(rid, aids), one)
+
+    def _judged(self, waiter: Waiter) -> Waiter:
+        """Has errors of programs across hosts wait for their verdict."""
+
+        def answered(error: StatusError | None, value: Any) -> None:
+            if isinstance(error, EpochError):
+                self._epochs.judge(error.epoch, error, lambda verdict: waiter(verdict, None))
+            else:
+                waiter(error, value)
+
+        return answered
+
+    # --- between devices ---
+
+    def move(self, array: Array, sharding: Sharding, *, copy: bool = False) -> Array:
+        """The array under another sharding: other devices, another memory kind, another tiling.
+
+        Args:
+            array: The source.
+            sharding: What it shall be.
+            copy: Whether shards that stay where they are must be copied nevertheless.
+
+        Raises:
+            SliceLostError: A slice that is needed is not there, or a shard is lost.
+            StatusError: The shards' places are not known.
+        """
+        source = array.sharding
+        same = len(source.devices) == len(sharding.devices) and (
+            source.same_tiling(sharding, array.shape)
+        )
+        self._buffers.check_live(self._buffers.placement(sharding.devices))
+        array.check()
+        if same:
+            pieces = self._move_shards(array, sharding, copy)
+        else:
+            pieces = self._reshard(array, sharding)
+        return Array(array.kind, array.shape, sharding, pieces=pieces)
+
+    def _move_shards(self, array: Array, sharding: Sharding, copy: bool) -> list[Piece]:
+        topology = self._buffers.topology
+        shapes = array.sharding.shard_shapes(array.shape)
+        old, new = array.sharding.memory_kind or "device", sharding.memory_kind or "device"
+        moved: list[Piece | None] = []
+        local: dict[int, list[int]] = {}
+        away: list[int] = []
+        pieces = array.pieces()
+        for shard, (piece, device) in enumerate(zip(pieces, sharding.devices, strict=True)):
+            buffer, index = piece
+            before = buffer.placement.devices[index]
+            moved.append(None)
+            if before == device and old == new and not copy:
+                moved[shard] = piece
+            elif topology.host_of(before) == topology.host_of(device):
+                local.setdefault(topology.host_of(device), []).append(shard)
+            else:
+                away.append(shard)
+        self._copy_locally(pieces, sharding, local, moved)
+        if away:
+            target = self._expect(array.kind, [sharding.devices[s] for s in away], new)
+            for number, shard in enumerate(away):
+                self._send_shard(pieces[shard], shapes[shard], array.kind, (target, number))
+                moved[shard] = (target, number)
+        return [piece for piece in moved if piece is not None]
+
+    def _copy_locally(
+        self,
+        pieces: Sequence[Piece],
+        sharding: Sharding,
+        local: dict[int, list[int]],
+        moved: list[Piece | None],
+    ) -> None:
+        order = [shard for shards in local.values() for shard in shards]
+        if not order:
+            return
+        devices = tuple(sharding.devices[shard] for shard in order)
+        target = self._buffers.new(self._buffers.placement(devices))
+        memory_kind = sharding.memory_kind or "device"
+        for host, shards in local.items():
+            sources = []
+            for shard in shards:
+                buffer, index = pieces[shard]
+                sources.append((buffer.aid, buffer.placement.local[index][1]))
+            where = [sharding.devices[shard] for shard in shards]
+            self._buffers.links[host].send(Copy(target.aid, sources, where, memory_kind))
+        for number, shard in enumerate(order):
+            moved[shard] = (target, number)
+
+    def _expect(self, kind: int, devices: Sequence[int], memory_kind: str) -> Buffer:
+        placement = self._buffers.placement(tuple(devices))
+        target = self._buffers.new(placement)
+        for host, shards in placement.shards.items():
+            where = [placement.devices[shard] for shard in shards]
+            self._buffers.links[host].send(Expect(target.aid, kind, where, memory_kind))
+        return target
+
+    def _send_shard(
+        self, piece: Piece, shape: tuple[int, ...], kind: int, target: Piece
+    ) -> None:
+        def arrived(error: StatusError | None, value: Any) -> None:
+            # `piece` is kept until here, so that the source outlives the transfer.
+            self._deliver(target, piece[0].aid, shape, error, value)
+
+        self.get(piece, kind, shape, None, arrived)
+
+    def _deliver(
+        self, target: Piece, _: int, shape: tuple[int, ...], error: StatusError | None, value: Any
+    ) -> None:
+        buffer, shard = target
+        host, position = buffer.placement.local[shard]
+        link = self._buffers.links.get(host)
+        if link is None:
+            return  # The destination is lost; so is the array, by itself.
+        if error is not None:
+            link.send(FillError(buffer.aid, int(error.code), error.message))
+            return
+        if isinstance(value, Lease) and link.shares_memory:
+            bulk, lease = link.reach(value), link.hold(value)
+        else:
+            bulk, lease = bytes(value.view if isinstance(value, Lease) else value), 0
+        link.send(Fill(buffer.aid, position, shape, bulk, lease))
+
+    def _reshard(self, array: Array, sharding: Sharding) -> list[Piece]:
+        topology = self._buffers.topology
+        plan = overlaps(
+            array.sharding,
+            sharding,
+            array.shape,
+            lambda one, other: topology.host_of(one) == topology.host_of(other),
+        )
+        by_target: dict[int, list[Any]] = {}
+        for piece in plan:
+            by_target.setdefault(piece.dst_shard, []).append(piece)
+        target = self._expect(
+            array.kind, sharding.devices, sharding.memory_kind or "device"
+        )
+        pieces = array.pieces()
+        regions = sharding.indices(array.shape)
+        sources = array.sharding.indices(array.shape)
+        for shard, region in enumerate(regions):
+            parts = [
+                (pieces[p.src_shard], relative(p.region, sources[p.src_shard]), p.region)
+                for p in by_target.get(shard, ())
+            ]
+            self._collect(parts, region, array.kind, (target, shard))
+        return [(target, shard) for shard in range(len(sharding.devices))]
+
+    def _collect(self, parts: list[Any], region: Any, kind: int, target: Piece) -> None:
+        """Collects one shard of a new tiling from parts of old shards, then sends it."""
+        shape = tuple(part.stop - part.start for part in region)
+        dtype = numpy_dtype(kind)
+        strides = _c_strides(shape, dtype.itemsize)
+        size = math.prod(shape) * dtype.itemsize
+        if not size:
+            self._deliver(target, 0, shape, None, b"")
+            return
+        lease = Lease(self._arena, size)
+        whole: np.ndarray[Any, Any] = np.ndarray(shape, dtype, lease.view)
+        held = [piece for piece, _, _ in parts]
+
+        def all_in(error: StatusError | None, _: Any) -> None:
+            held.clear()
+            self._deliver(target, 0, shape, error, lease)
+
+        one = gather(len(parts), all_in)
+        for (buffer, index), inside, place in parts:
+            host, position = buffer.placement.local[index]
+            link = self._buffers.links[host]
+            corner = relative(place, region)
+            offset = sum(p.start * stride for p, stride in zip(corner, strides, strict=True))
+            wanted = [(part.start, part.stop) for part in inside]
+            if link.shares_memory:
+                segment, base, _size = link.reach(lease)  # type: ignore[misc]
+                bulk = (segment, base + offset, size - offset)
+                hold = link.hold(lease)
+                link.ask(
+                    lambda rid, a=buffer.aid, p=position, b=bulk, w=wanted: Get(
+                        rid, a, p, b, strides, w
+                    ),
+                    self._judged(_releasing(link, hold, one)),
+                )
+            else:
+                link.ask(
+                    lambda rid, a=buffer.aid, p=position, w=wanted: Get(rid, a, p, None, None, w),
+                    self._judged(_placing(whole, corner, dtype, one)),
+                )
+
+
+def _releasing(link: Link, hold: int, waiter: Waiter) -> Waiter:
+    def answered(error: StatusError | None, value: Any) -> None:
+        if error is None:
+            link.released((hold,))
+        waiter(error, value)
+
+    return answered
+
+
+def _placing(whole: Any, corner: Any, dtype: Any, waiter: Waiter) -> Waiter:
+    def answered(error: StatusError | None, value: Any) -> None:
+        if error is None:
+            dims = tuple(part.stop - part.start for part in corner)
+            whole[corner] = np.frombuffer(value, dtype).reshape(dims)
+        waiter(error, None)
+
+    return answered
+
+
+@final
+class EpochError(StatusError):
+    """An error of a program across hosts, before its verdict.
+
+    Attributes:
+        epoch: The epoch that it ran in.
+    """
+
+    def __init__(self, code: Code, message: str, epoch: int) -> None:
+        super().__init__(code, message)
+        self.epoch = epoch
+
+
+def _c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    step = itemsize
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= dim
+    return tuple(reversed(strides))
+
+
+def _extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
+    if 0 in shape:
+        return 0
+    return sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) + itemsize
+
+
+def _check_extent(
+    memory: Memory, shape: Sequence[int], strides: Sequence[int], itemsize: int
+) -> None:
+    size = memory.block.size if isinstance(memory, Lease) else len(memory)
+    wrong = len(strides) != len(shape) or any(stride < 0 for stride in strides)
+    if wrong or _extent(shape, strides, itemsize) > size:
+        raise StatusError.user(
+            Code.INVALID_ARGUMENT,
+            f"a host buffer of {size} bytes does not hold an array of shape {list(shape)} with "
+            f"strides {list(strides)}",
+        )

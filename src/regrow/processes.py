@@ -1,0 +1,356 @@
+"""What Linux offers to start processes, tell them apart, and be sure that they end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+RUN_MARK: Final = "REGROW_RUN"
+"""Environment variable that every process of a cluster carries, with the id of the run."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_CLIENT_VARIABLES: Final = ("REGROW_TARGET", "REGROW_TOKEN", "REGROW_CLUSTER")
+_CLIENT_SITE: Final = Path(__file__).resolve().parent / "client" / "site"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    value = argument if isinstance(argument, bytes) else ctypes.c_ulong(argument)
+    nothing = ctypes.c_ulong(0)
+    if _libc.prctl(ctypes.c_int(option), value, nothing, nothing, nothing) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def become_subreaper() -> None:
+    """Makes orphans among this process's descendants its own children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> None:
+    """Sets the name that `ps` and `top` show for this process (15 bytes at most)."""
+    _prctl(_PR_SET_NAME, name.encode()[:15] + b"\0")
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel end this process with SIGKILL when its parent ends.
+
+    Ends it at once where `parent` is not (or no more) the parent of this process.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def boot_id() -> str:
+    """Names this boot of this machine; process ids and start times mean nothing beyond it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """The part of /proc/PID/stat that is of use here."""
+
+    state: str
+    parent: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessStat | None:
+        """Reads it; None when there is no such process."""
+        try:
+            # The name stands in parentheses and may itself hold blanks and parentheses.
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        if len(fields) < 20:
+            return None
+        return cls(fields[0].decode(), int(fields[1]), int(fields[19]))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process, told apart from a later one with the same number."""
+
+    pid: int
+    start_ticks: int
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """The identity of a process that runs now."""
+        stat = ProcessStat.of(pid)
+        return None if stat is None else cls(pid, stat.start_ticks, boot_id())
+
+    @classmethod
+    def own(cls) -> ProcessId:
+        """The identity of this process."""
+        own = cls.of(os.getpid())
+        assert own is not None
+        return own
+
+    def alive(self) -> bool:
+        """Whether this very process still runs (a zombie does not)."""
+        stat = ProcessStat.of(self.pid)
+        return (
+            stat is not None
+            and stat.state not in "ZX"
+            and stat.start_ticks == self.start_ticks
+            and self.boot == boot_id()
+        )
+
+
+def spawn(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    output: int,
+    keep: Iterable[int] = (),
+) -> int:
+    """Starts a program in a session of its own, with no signal blocked.
+
+    Args:
+        argv: The program's absolute path and its arguments.
+        environ: Its whole environment.
+        output: File descriptor for its standard output and error; standard input is empty.
+        keep: File descriptors that it inherits, under the same numbers.
+
+    Returns:
+        The process id; the caller must reap it.
+    """
+    actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, output, 1),
+        (os.POSIX_SPAWN_DUP2, output, 2),
+    ]
+    # dup2 of a descriptor to itself clears its close-on-exec flag in the child only, so that no
+    # other thread of this process can leak it by starting a process of its own meanwhile.
+    actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in keep]
+    return os.posix_spawn(
+        argv[0],
+        list(argv),
+        dict(environ),
+        file_actions=actions,
+        setsid=True,
+        setsigmask=(),
+        setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD),
+    )
+
+
+def close_inherited(keep: Iterable[int]) -> None:
+    """Closes every file descriptor but the standard three and those to keep."""
+    low = 3
+    for fd in sorted({fd for fd in keep if fd >= low}):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def describe_exit(code: int, status: int) -> str:
+    """Tells in words how a process ended, from `si_code` and `si_status` of waitid."""
+    if code == os.CLD_EXITED:
+        return f"exit status {status}"
+    try:
+        name = signal.Signals(status).name
+    except ValueError:
+        name = "a signal"
+    return f"{name} (signal {status})"
+
+
+@final
+class Child:
+    """A child of this process, watched through a file descriptor of its own.
+
+    Attributes:
+        pid: Its process id, which stays its own until `poll` has reaped it.
+        fd: Becomes readable when it ends.
+        cause: How it ended, None while it runs.
+        status: Exit status as a shell tells it (128 + n for signal n), None while it runs.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.fd = os.pidfd_open(pid)
+        self.cause: str | None = None
+        self.status: int | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> str | None:
+        """Reaps the child if it has ended; returns how, or None while it runs."""
+        with self._lock:
+            return self.cause or self._reap()
+
+    def _reap(self) -> str | None:
+        try:
+            info = os.waitid(os.P_PIDFD, self.fd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            # Somebody else reaped it (a user's SIGCHLD handler, say).
+            if not self._ended():
+                return None
+            self.cause, self.status = "an exit status that was lost", 1
+        else:
+            if info is None:
+                return None
+            exited = info.si_code == os.CLD_EXITED
+            self.cause = describe_exit(info.si_code, info.si_status)
+            self.status = info.si_status if exited else 128 + info.si_status
+        os.close(self.fd)
+        return self.cause
+
+    def _ended(self) -> bool:
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def wait(self, timeout_s: float) -> str | None:
+        """Waits until the child has ended; returns how, or None after the deadline."""
+        deadline = time.monotonic() + timeout_s
+        while self.poll() is None and (left := deadline - time.monotonic()) > 0:
+            poller = select.poll()
+            poller.register(self.fd, select.POLLIN)
+            # Another thread may reap it, and thereby close the descriptor, meanwhile.
+            poller.poll(min(left, 0.25) * 1000)
+        return self.cause
+
+    def send(self, signum: int) -> None:
+        """Sends a signal; nothing happens when the child has ended."""
+        with self._lock:
+            if self.cause is None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.fd, signum)
+
+
+def _pids() -> Iterator[int]:
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+def _carries(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _parents() -> dict[int, int]:
+    """Parent of each process."""
+    return {pid: stat.parent for pid in _pids() if (stat := ProcessStat.of(pid)) is not None}
+
+
+def children_of(pid: int) -> set[int]:
+    """Process ids of the children of a process."""
+    return {child for child, parent in _parents().items() if parent == pid}
+
+
+def descendants_of(roots: set[int]) -> set[int]:
+    """Process ids of what descends from `roots`, these themselves left out."""
+    return _below(roots, _parents())
+
+
+def _below(roots: set[int], parents: Mapping[int, int]) -> set[int]:
+    found: set[int] = set()
+    while fresh := {
+        pid for pid, parent in parents.items() if parent in roots | found and pid not in found
+    }:
+        found |= fresh
+    return found - roots
+
+
+def marked(run_id: str) -> set[int]:
+    """Process ids of a run: those that carry its mark, and the descendants of these.
+
+    A descendant that was started with an emptied environment is found through its parent.
+    """
+    mark = f"\0{RUN_MARK}={run_id}\0".encode()
+    parents = _parents()
+    found = {pid for pid in parents if _carries(pid, mark)}
+    return found | _below(found, parents)
+
+
+def end_all(
+    pids_now: Iterable[int], *, spare: Iterable[int] = (), signum: int = signal.SIGKILL
+) -> set[int]:
+    """Sends a signal to processes; returns those that were there and have not yet ended."""
+    spared = {os.getpid(), 1, *spare}
+    reached: set[int] = set()
+    for pid in set(pids_now) - spared:
+        stat = ProcessStat.of(pid)
+        if stat is None or stat.state in "ZX":
+            continue
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+            reached.add(pid)
+    return reached
+
+
+def end_child(pid: int) -> None:
+    """Ends a child of this process with SIGKILL, and reaps it."""
+    try:
+        child = Child(pid)
+    except ProcessLookupError:
+        return
+    child.send(signal.SIGKILL)
+    if child.wait(5.0) is None:
+        os.close(child.fd)
+
+
+def end_run(run_id: str, *, spare: Iterable[int] = (), timeout_s: float = 5.0) -> set[int]:
+    """Ends every process of a run with SIGKILL; returns those that the deadline left over."""
+    deadline = time.monotonic() + timeout_s
+    while left := end_all(marked(run_id), spare=spare):
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.005)
+    return set()
+
+
+@contextlib.contextmanager
+def adopted_reaped(timeout_s: float = 2.0) -> Iterator[None]:
+    """Has this process inherit the orphans below it, and reaps its children at the end.
+
+    Only for a process that has no children of its own that anybody else waits for.
+    """
+    become_subreaper()
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(0.005)
+
+
+def python_argv(module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of this installation with this interpreter.
+
+    With -P, so that a file in the current directory that is named like a library is not taken
+    for it.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def server_environ(base: Mapping[str, str], run_id: str) -> dict[str, str]:
+    """The environment of a head: that of a user who may be a client of another cluster."""
+    environ = {
+        name: value for name, value in base.items() if not name.startswith(_CLIENT_VARIABLES)
+    }
+    paths = environ.pop("PYTHONPATH", "").split(os.pathsep)
+    # With this directory on its path Python would make itself a client.
+    kept = [path for path in paths if path and Path(path) != _CLIENT_SITE]
+    if kept:
+        environ["PYTHONPATH"] = os.pathsep.join(kept)
+    return environ | {RUN_MARK: run_id}

@@ -1,0 +1,373 @@
+"""One slice as a state machine: its hosts, its incarnations, its deadlines.
+
+Only `tick` looks at deadlines. An event is always taken as it comes: a heartbeat that was late in
+our own queue is a sign of life all the same, and must not be the moment at which another host,
+whose heartbeat lies behind it in the queue, is given up.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from regrow.slices.hosts import HostRecord
+from regrow.slices.model import (
+    HELD,
+    LIVE,
+    TRANSITIONS,
+    Action,
+    ContHosts,
+    EndHost,
+    Fence,
+    Heartbeat,
+    HostConnected,
+    HostDisconnected,
+    HostEvent,
+    HostExited,
+    HostInfo,
+    HostReady,
+    HostReported,
+    HostStarted,
+    HostStartFailed,
+    Loss,
+    Policy,
+    SliceInfo,
+    SliceLost,
+    SliceState,
+    SliceUp,
+    StartHost,
+    StopHosts,
+)
+from regrow.slices.story import Story, clean, exit_phrase, seconds
+
+_MAX_LOSSES: Final = 512
+
+
+@final
+class SliceMachine:
+    """One slice. `Membership` feeds it and adds what concerns all slices together."""
+
+    __slots__ = (
+        "_fence_by",
+        "_policy",
+        "_stale",
+        "_stopped",
+        "ever_up",
+        "fenced",
+        "hosts",
+        "incarnation",
+        "index",
+        "losses",
+        "may_start",
+        "restore_at",
+        "start_failures",
+        "started_at",
+        "state",
+        "story",
+    )
+
+    def __init__(self, index: int, hosts: int, policy: Policy) -> None:
+        self.index = index
+        self.incarnation = 0
+        self.state: SliceState = "down"
+        self.hosts = [HostRecord(host) for host in range(hosts)]
+        self.ever_up = False
+        self.fenced = True
+        self.losses: dict[int, Loss] = {}
+        self.may_start = True
+        self.restore_at: float | None = None
+        self.start_failures = 0
+        self.started_at = 0.0
+        self.story = Story(policy.story_lines)
+        self._fence_by = 0.0
+        self._policy = policy
+        self._stale: set[tuple[str, int, int]] = set()
+        self._stopped = False
+
+    # --- what is known ---
+
+    @property
+    def gone(self) -> bool:
+        """Whether a slice that was there is not there now."""
+        return self.ever_up and self.state in ("lost", "starting")
+
+    def info(self) -> SliceInfo:
+        """A snapshot."""
+        unstarted = self.state == "down"
+        hosts = tuple(
+            HostInfo(host.index, "absent" if unstarted else host.state, host.pid, host.heard_at)
+            for host in self.hosts
+        )
+        return SliceInfo(
+            self.index, self.incarnation, self.state, hosts, self.start_failures, self.restore_at
+        )
+
+    def deadline(self) -> float | None:
+        """When `tick` must be called at the latest."""
+        times: list[float | None] = []
+        if self.state in HELD:
+            times = [host.expires_at(self._policy) for host in self.hosts]
+        if self.state == "starting":
+            times.append(self.started_at + self._policy.start_s)
+        elif self.state == "up":
+            times += [host.suspect_at(self._policy) for host in self.hosts]
+        elif self.state == "lost":
+            times.append(self.restore_at if self.fenced else self._fence_by)
+        return min((time for time in times if time is not None), default=None)
+
+    # --- what happens to hosts ---
+
+    def host_event(self, event: HostEvent, now: float) -> list[Action]:
+        """Takes what happened to a host; what concerns no wanted incarnation changes nothing."""
+        current = event.incarnation == self.incarnation and self.incarnation > 0
+        if not (current and self.state in HELD):
+            return self._stale_event(event, current, now)
+        host = self.hosts[event.host]
+        match event:
+            case HostStarted():
+                return self._started(host, event.pid, now)
+            case HostStartFailed():
+                host.gone = True
+                return self.lose(f"host {host.index} was not started: {clean(event.cause)}", now)
+            case HostConnected():
+                return self._connected(host, event.link, now)
+            case HostReady():
+                return self._ready(host, now)
+            case HostDisconnected():
+                return self._disconnected(host, event, now)
+            case HostExited():
+                host.gone = True
+                return self.lose(f"{host.name} {exit_phrase(event.cause)}", now)
+            case Heartbeat():
+                host.heard(now)
+                return self._judge(now)
+            case HostReported():
+                return self._reported(host, event, now)
+
+    def _started(self, host: HostRecord, pid: int, now: float) -> list[Action]:
+        host.pid = pid
+        self._tell(now, f"{host.name} started")
+        # A process that is born after the others were stopped would be the only one to run.
+        return [StopHosts(self.index, self.incarnation)] if self._stopped else []
+
+    def _connected(self, host: HostRecord, link: int, now: float) -> list[Action]:
+        if host.disconnected_at is not None and host.link is None:
+            after = seconds(now - host.disconnected_at)
+            self._tell(now, f"{host.name} is connected again after {after}")
+        elif host.link is None:
+            self._tell(now, f"{host.name} connected")
+        host.link = link
+        host.disconnected_at = None
+        if host.heard_at is not None:
+            host.heard(now)
+        return self._judge(now)
+
+    def _ready(self, host: HostRecord, now: float) -> list[Action]:
+        if not host.ready:
+            host.ready = True
+            self._tell(now, f"{host.name} is ready")
+        host.heard(now)
+        return self._judge(now)
+
+    def _disconnected(self, host: HostRecord, event: HostDisconnected, now: float) -> list[Action]:
+        if host.link != event.link:
+            return []
+        host.link = None
+        host.disconnected_at = now
+        why = f": {clean(event.cause)}" if event.cause else ""
+        self._tell(now, f"the connection of {host.name} broke{why}")
+        return self._judge(now)
+
+    def _reported(self, host: HostRecord, event: HostReported, now: float) -> list[Action]:
+        if event.severity == "fatal":
+            return self.lose(f"{host.name} reported: {clean(event.text)}", now)
+        self._tell(now, f"{host.name} notes: {event.text}")
+        return []
+
+    def _stale_event(self, event: HostEvent, current: bool, now: float) -> list[Action]:
+        kind = type(event).__name__
+        if (kind, event.incarnation, event.host) not in self._stale:
+            self._stale.add((kind, event.incarnation, event.host))
+            detail = f" ({event.cause})" if isinstance(event, HostExited) else ""
+            text = f"{kind}{detail} of host {event.host} came after incarnation "
+            self._tell(now, text + f"{event.incarnation} had ended; nothing follows from it")
+        if isinstance(event, HostStarted):
+            if current:
+                self.hosts[event.host].pid = event.pid
+            return [EndHost(self.index, event.incarnation, event.host, event.pid)]
+        if current and isinstance(event, HostExited | HostStartFailed):
+            self.hosts[event.host].gone = True
+            if all(host.gone for host in self.hosts):
+                self.fence_done(event.incarnation, now)
+        return []
+
+    def _judge(self, now: float) -> list[Action]:
+        """Moves between starting, up and suspect, by what the hosts show."""
+        if self.state == "starting":
+            if not all(host.ready and host.link is not None for host in self.hosts):
+                return []
+            self._move("up")
+            self.ever_up = True
+            self.start_failures = 0
+            self._tell(now, f"up after {seconds(now - self.started_at)}")
+            return [SliceUp(self.index, self.incarnation)]
+        suspect = self._suspect(now)
+        if self.state == "up" and suspect is not None:
+            self._move("suspect")
+            self._tell(now, f"suspect: {self._silence(suspect, now)}")
+        elif self.state == "suspect" and suspect is None:
+            self._move("up")
+            self._tell(now, "up again: all its hosts are heard")
+        return []
+
+    def _suspect(self, now: float) -> HostRecord | None:
+        for host in self.hosts:
+            at = host.suspect_at(self._policy)
+            if at is not None and now >= at:
+                return host
+        return None
+
+    def _silence(self, host: HostRecord, now: float) -> str:
+        stopped = ", stopped on request" if self._stopped else ""
+        if host.link is None and host.disconnected_at is not None:
+            broken = seconds(now - host.disconnected_at)
+            return f"{host.name} has had no connection for {broken}{stopped}"
+        silent = seconds(now - host.heard_at) if host.heard_at is not None else "ever"
+        return f"{host.name} has sent no heartbeat for {silent}{stopped}"
+
+    # --- loss, fencing, return ---
+
+    def lose(self, cause: str, now: float, *, asked: bool = False) -> list[Action]:
+        """Declares the current incarnation lost. `asked`: by an operator, so no failed start."""
+        was_up = self.state in LIVE
+        self._move("lost")
+        self.losses[self.incarnation] = Loss(self.incarnation, cause, now, was_up)
+        while len(self.losses) > _MAX_LOSSES:
+            del self.losses[next(iter(self.losses))]
+        self.fenced = all(host.gone for host in self.hosts)
+        self._fence_by = now + self._policy.fence_s
+        if was_up or asked:
+            self._tell(now, f"lost: {cause}")
+            after = self._policy.restore_after_s
+        else:
+            self.start_failures += 1
+            after = self._policy.backoff(self.start_failures)
+            text = f"start failed ({self.start_failures} in a row): {cause}"
+            self._tell(now, f"{text}; next try in {seconds(after)}")
+        self.restore_at = now + after if after is not None and self.may_start else None
+        return [
+            SliceLost(self.index, self.incarnation, cause, was_up),
+            Fence(self.index, self.incarnation),
+        ]
+
+    def fence_done(self, incarnation: int, now: float) -> None:
+        """Takes the news that no process of the lost incarnation is left."""
+        if self.state == "lost" and incarnation == self.incarnation and not self.fenced:
+            self.fenced = True
+            self._tell(now, "fenced: its processes have ended")
+
+    def restore(self, now: float) -> None:
+        """Brings the return of a lost slice forward to now, or to the end of its fencing."""
+        when = "now" if self.fenced else "when its processes have ended"
+        self._tell(now, f"restore was asked for: starts {when}")
+        self.restore_at = now
+
+    def advance(self, now: float) -> list[Action]:
+        """Starts the next incarnation if its time has come."""
+        if self.state != "lost" or not self.fenced or self.restore_at is None:
+            return []
+        return self.start(now) if now >= self.restore_at else []
+
+    def start(self, now: float) -> list[Action]:
+        """Starts a new incarnation of a slice that is down or lost."""
+        self._move("starting")
+        self.incarnation += 1
+        self.hosts = [HostRecord(host.index) for host in self.hosts]
+        self.started_at = now
+        self.restore_at = None
+        self._stopped = False
+        self._stale.clear()
+        self._tell(now, "starting")
+        return [StartHost(self.index, self.incarnation, host.index) for host in self.hosts]
+
+    def stop(self, now: float) -> list[Action]:
+        """Stops the processes of a slice that has any."""
+        self._stopped = True
+        self._tell(now, "stopped on request")
+        return [StopHosts(self.index, self.incarnation)]
+
+    def cont(self, now: float) -> list[Action]:
+        """Lets stopped processes go on."""
+        self._stopped = False
+        self._tell(now, "goes on on request")
+        return [ContHosts(self.index, self.incarnation)]
+
+    def shut_down(self, now: float) -> list[Action]:
+        """Ends the slice for good."""
+        held = self.state in HELD
+        if self.state != "stopping":
+            self._move("stopping")
+            self._tell(now, "shut down")
+        self.restore_at = None
+        return [Fence(self.index, self.incarnation)] if held else []
+
+    def forbid_start(self) -> None:
+        """No incarnation comes after this one."""
+        self.may_start = False
+        self.restore_at = None
+
+    # --- time ---
+
+    def tick(self, now: float) -> list[Action]:
+        """Does what is due."""
+        if self.state in HELD:
+            return self._expire(now)
+        if self.state == "lost" and not self.fenced and now >= self._fence_by:
+            self.fenced = True
+            waited = seconds(self._policy.fence_s)
+            self._tell(now, f"its processes were not seen to end in {waited}; fenced by number")
+        return []
+
+    def _expire(self, now: float) -> list[Action]:
+        due = [
+            (at, host)
+            for host in self.hosts
+            if (at := host.expires_at(self._policy)) is not None and now >= at
+        ]
+        if due:
+            _, host = min(due, key=lambda pair: pair[0])
+            return self.lose(self._silence(host, now), now)
+        if self.state == "starting" and now >= self.started_at + self._policy.start_s:
+            waited = seconds(self._policy.start_s)
+            return self.lose(f"not up {waited} after its start: {self.missing()}", now)
+        return self._judge(now)
+
+    def missing(self) -> str:
+        """Which hosts are not ready, and how far they are."""
+        return ", ".join(
+            f"{host.name} is {host.state}" for host in self.hosts if host.state != "ready"
+        )
+
+    def clock_jumped(self, now: float, gap_s: float) -> None:
+        """Gives every wait for a sign of life afresh: for `gap_s` we could not have seen one."""
+        for host in self.hosts:
+            if host.heard_at is not None:
+                host.heard(now)
+            if host.disconnected_at is not None:
+                host.disconnected_at = now
+        self.started_at += gap_s
+        self._fence_by += gap_s
+        if self.state in HELD:
+            self._tell(now, f"the head itself stood still for {seconds(gap_s)}; waits begin anew")
+        if self.state in LIVE:
+            self._judge(now)
+
+    # --- tools ---
+
+    def _tell(self, now: float, text: str) -> None:
+        self.story.add(now, self.incarnation, text)
+
+    def _move(self, to: SliceState) -> None:
+        if to not in TRANSITIONS[self.state]:
+            lines = " -> ".join(line.text for line in self.story.lines[-8:])
+            raise AssertionError(f"slice {self.index}: {self.state} -> {to} after: {lines}")
+        self.state = to

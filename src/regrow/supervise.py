@@ -1,0 +1,250 @@
+"""What the supervisor and the head of a cluster do for each other.
+
+The supervisor (A) is the process of `regrow run` or `regrow up`, or the user's own process when it
+makes a `LocalCluster`. It starts the head (B), which starts everything else. So that nothing is ever
+left over:
+
+* A waits for the end of B. The workers end with B (PR_SET_PDEATHSIG), also stopped ones; A ends what
+  else carries the mark of the run, and removes the cluster's directory.
+* B waits for the end of A: it holds a pidfd of A, and the read end of a pipe whose write end only A
+  has. Then it ends all processes of the run, the script of `regrow run` among them, removes the
+  directory, and ends itself.
+* If both end at once, the next command in that home does the same (`Home.sweep`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, final
+
+from regrow.config import HeadConfig
+from regrow.control import ControlConnection, request
+from regrow.errors import ClusterStartError, ControlError, NoClusterError, RegrowError, WaitTimeout
+from regrow.home import ClusterState, Home
+from regrow.processes import (
+    Child,
+    ProcessId,
+    become_subreaper,
+    close_inherited,
+    end_run,
+    python_argv,
+    server_environ,
+    set_name,
+    spawn,
+)
+
+logger = logging.getLogger(__name__)
+
+HEAD_MODULE: Final = "regrow.head"
+_CONTROL_DEADLINE_S: Final = 30.0
+_SHUTDOWN_DEADLINE_S: Final = 5.0
+
+
+@final
+class Supervisor:
+    """A cluster that this process has started and watches over.
+
+    Attributes:
+        config: What the head was told.
+        state: The cluster's entry in its home.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        state: ClusterState,
+        config: HeadConfig,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts the head; does not wait for it.
+
+        Args:
+            home: Where the cluster is entered.
+            state: Its entry there, as `Home.claim` returned it.
+            config: What the head is told.
+            environ: Environment of the head; default: that of this process.
+
+        Raises:
+            ClusterStartError: If no process could be started.
+        """
+        self._home = home
+        self._lock = threading.Lock()
+        self._closed = False
+        self._owner = os.getpid()
+        self.config = config
+        self.state = state
+        try:
+            self._head, self._lifeline = _start_head(config, environ or os.environ)
+        except OSError as error:
+            home.release(state)
+            raise ClusterStartError(f"cannot start the head: {error}") from None
+        self.state = dataclasses.replace(state, head=ProcessId.of(self._head.pid))
+        home.update(self.state)
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def head(self) -> Child:
+        """The head's process."""
+        return self._head
+
+    def wait_healthy(self, timeout_s: float) -> None:
+        """Waits until every slice is up.
+
+        Raises:
+            ClusterStartError: If the head ended, or not all slices are up at the deadline.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            with self._connect(min(timeout_s, _CONTROL_DEADLINE_S)) as connection:
+                left = max(0.1, deadline - time.monotonic())
+                connection.call("wait_healthy", timeout_s=left)
+        except (WaitTimeout, ControlError) as error:
+            raise ClusterStartError(self._why(error)) from None
+
+    def _connect(self, timeout_s: float) -> ControlConnection:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return ControlConnection(self.config.control_socket)
+            except NoClusterError:
+                if self._head.poll() is not None:
+                    raise ClusterStartError(self._why(None)) from None
+                if time.monotonic() > deadline:
+                    raise WaitTimeout("the head to open its control socket", timeout_s) from None
+            time.sleep(0.005)
+
+    def _why(self, error: RegrowError | None) -> str:
+        """Why the cluster did not start, in one line."""
+        # A head that fails closes its connections a little before it has ended.
+        cause = self._head.wait(1.0) if isinstance(error, ControlError) else self._head.poll()
+        if cause is None:
+            return str(error)
+        return f"the head did not start ({cause}){self.last_words()}"
+
+    def last_words(self) -> str:
+        """The last line of the head's log, to be added to a message; empty if there is none."""
+        try:
+            text = Path(self.config.log_dir, "head.log").read_text(errors="replace")
+        except OSError:
+            return ""
+        lines = [line for line in text.splitlines() if line.strip()]
+        return f": {lines[-1].strip()}" if lines else ""
+
+    def close(self) -> None:
+        """Ends the cluster and removes what it has left; may be called more than once."""
+        if os.getpid() != self._owner:
+            # A fork of the owner has a copy of this object, but not the cluster.
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._end_head()
+            os.close(self._lifeline)
+            left = end_run(self.state.run_id)
+            self._home.release(self.state)
+        if left:
+            logger.error("these processes of %s did not end: %s", self.state.name, sorted(left))
+
+    def _end_head(self) -> None:
+        if self._head.poll() is None:
+            with contextlib.suppress(ControlError, NoClusterError):
+                request(self.config.control_socket, "shutdown", timeout_s=2.0)
+                self._head.wait(_SHUTDOWN_DEADLINE_S)
+        if self._head.poll() is None:
+            self._head.send(signal.SIGKILL)
+            self._head.wait(_SHUTDOWN_DEADLINE_S)
+
+
+def _start_head(config: HeadConfig, environ: Mapping[str, str]) -> tuple[Child, int]:
+    """Starts the head; returns it and the write end of its lifeline."""
+    directory = Path(config.dir)
+    Path(config.log_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    read_end, write_end = (_above_standard(fd) for fd in os.pipe())
+    own = _above_standard(os.pidfd_open(os.getpid()))
+    told = dataclasses.replace(config, lifeline_fd=read_end, supervisor_fd=own)
+    path = directory / "config.json"
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(told.to_json())
+        with Path(config.log_dir, "head.log").open("ab") as log:
+            pid = spawn(
+                python_argv(HEAD_MODULE, "--config", str(path)),
+                server_environ(environ, config.run_id),
+                output=log.fileno(),
+                keep=[read_end, own],
+            )
+    except BaseException:
+        os.close(write_end)
+        raise
+    finally:
+        os.close(read_end)
+        os.close(own)
+    return Child(pid), write_end
+
+
+def _above_standard(fd: int) -> int:
+    """The same file under a number that is none of standard input, output and error."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def guard_head(config: HeadConfig) -> None:
+    """Readies this process to be the head; call it first of all, in the main thread.
+
+    Lets go of what was inherited, and has a thread of its own wait for the end of the supervisor:
+    however busy the head may be, it does not outlive it.
+    """
+    watched = [fd for fd in (config.lifeline_fd, config.supervisor_fd) if fd is not None]
+    close_inherited(watched)
+    for fd in watched:
+        os.set_inheritable(fd, False)
+    set_name("regrow-head")
+    become_subreaper()
+    if watched:
+        threading.Thread(
+            target=_outlast, args=(config, watched), name="supervisor-watch", daemon=True
+        ).start()
+
+
+def _outlast(config: HeadConfig, watched: list[int]) -> None:
+    poller = select.poll()
+    for fd in watched:
+        poller.register(fd, select.POLLIN)
+    while not poller.poll():
+        pass
+    print("the supervisor has ended: so does its cluster", file=sys.stderr, flush=True)  # noqa: T201
+    try:
+        end_run(config.run_id)
+        home = Home(config.home)
+        for state in home.entries():
+            if state.run_id == config.run_id:
+                home.release(state)
+    finally:
+        os._exit(1)

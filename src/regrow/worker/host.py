@@ -1,0 +1,378 @@
+"""A host of a slice: carries out the head's commands, in their order.
+
+Two threads matter. The *reader* (the channel's) takes payloads, handles at once what must not wait, and
+queues the rest. The *executor* (the main thread) works through the queue. What would block the
+executor for long (waiting for a value, a program that calls back into the user's process) goes to a
+helper thread, and leaves a pending part behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol, final
+
+from regrow.channel import commands as c
+from regrow.channel.arena import ArenaView
+from regrow.errors import Code, StatusError
+from regrow.wire.dtypes import numpy_dtype
+from regrow.worker import transfers
+from regrow.worker.callbacks import CallbackRelay
+from regrow.worker.gang import Gang
+from regrow.worker.launch import Launcher
+from regrow.worker.platform import COPY_NOW, Domain
+from regrow.worker.programs import Program
+from regrow.worker.store import Part, PartError, Store, wait_for
+
+log = logging.getLogger(__name__)
+
+_HELPERS: Final = 512
+
+
+class Sender(Protocol):
+    """The channel to the head."""
+
+    def send(self, payload: bytes) -> None:
+        """Sends one payload; any thread."""
+        ...
+
+
+@final
+class Host:
+    """The state of a worker process."""
+
+    def __init__(self, devices: Sequence[int], hostname: str) -> None:
+        self.home = Domain.home(devices)
+        self.store = Store(self.home)
+        self.gang: Gang | None = None
+        self._hostname = hostname
+        self._memory = ArenaView()
+        self._programs: dict[int, Program | PartError] = {}
+        self._expected: dict[int, tuple[c.Expect, list[Any], int]] = {}
+        self._expected_lock = threading.Lock()
+        self._gangs: dict[int, Gang] = {}
+        self._addresses: dict[int, str] = {}
+        self._failed_epochs: dict[int, c.FailEpoch] = {}
+        self._queue: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix="helper")
+        self._sender: Sender | None = None
+        self._done = 0
+        self._relay = CallbackRelay(self._call_user, self._free_callbacks)
+        self._launcher = Launcher(self.store, self._helpers.submit)
+        self._running = True
+        self._at_once: dict[type[Any], Callable[[Any], None]] = {
+            c.Ping: self._ping,
+            c.FailEpoch: self._fail_epoch,
+            c.EpochAddress: self._epoch_address,
+            c.Fill: self._fill,
+            c.FillError: self._fill_error,
+            c.CallbackResult: self._callback_result,
+            c.Segment: self._segment,
+        }
+        self._in_order: dict[type[Any], Callable[[Any], None]] = {
+            c.Put: self._put,
+            c.Load: self._load,
+            c.Unload: self._unload,
+            c.Execute: self._execute,
+            c.Take: self._take,
+            c.Copy: self._copy,
+            c.Expect: self._expect,
+            c.Get: self._get,
+            c.Ready: self._ready,
+            c.Free: self._free,
+            c.FormEpoch: self._form_epoch,
+            c.Adopt: self._adopt,
+            c.SetColocated: self._set_colocated,
+            c.Exit: self._exit,
+        }
+
+    # --- the two threads ---
+
+    def connect(self, sender: Sender) -> None:
+        """Names the channel that reports go to."""
+        self._sender = sender
+
+    def on_payload(self, payload: bytes | memoryview) -> None:
+        """Takes one payload from the head; the reader's thread."""
+        batch = []
+        for command in c.unpack(payload):
+            handle = self._at_once.get(type(command))
+            if handle is None:
+                batch.append(command)
+            else:
+                handle(command)
+        if batch:
+            self._queue.put(batch)
+
+    def run(self) -> None:
+        """Carries out commands until `Exit`; the main thread."""
+        while self._running:
+            for command in self._queue.get():
+                self._in_order[type(command)](command)
+                self._done += 1
+
+    def stop(self) -> None:
+        """Makes `run` return after the queue's present content; any thread."""
+        self._queue.put([c.Exit()])
+
+    def report(self, *reports: Any) -> None:
+        """Sends reports to the head; any thread."""
+        if self._sender is not None:
+            self._sender.send(c.pack_all(reports))
+
+    # --- at once ---
+
+    def _ping(self, command: c.Ping) -> None:
+        self.report(c.Pong(command.number, self._done))
+
+    def _segment(self, command: c.Segment) -> None:
+        if command.path:
+            self._memory.open(command.segment, command.path, command.size)
+        else:
+            self._memory.forget(command.segment)
+
+    def _fail_epoch(self, command: c.FailEpoch) -> None:
+        self._failed_epochs[command.epoch] = command
+        gang = self._gangs.pop(command.epoch, None)
+        if gang is not None:
+            gang.fail(command.message, command.ports)
+
+    def _epoch_address(self, command: c.EpochAddress) -> None:
+        # Only `FormEpoch` is in the queue; the address may come before its turn.
+        self._addresses[command.epoch] = command.address
+        gang = self._gangs.get(command.epoch)
+        if gang is not None:
+            gang.meet_at(command.address)
+
+    def _fill(self, command: c.Fill) -> None:
+        self._helpers.submit(self._fill_now, command)
+
+    def _fill_now(self, command: c.Fill) -> None:
+        with self._expected_lock:
+            expect, shards, _ = self._expected[command.aid]
+        part = self.store.find(command.aid)
+        try:
+            view = transfers.view(command.bulk, self._memory)
+            value = transfers.host_array(command.dims, numpy_dtype(expect.kind), view)
+            device = expect.devices[command.shard]
+            shards[command.shard] = self.home.put(value, device, expect.memory_kind, COPY_NOW)
+        except Exception as error:
+            log.exception("shard %d of buffer %d", command.shard, command.aid)
+            self._resolve(command.aid, part, Part.failed(self.home, PartError.of(error)))
+        finally:
+            if command.lease:
+                self.report(c.Released((command.lease,)))
+        self._filled(command.aid, part)
+
+    def _filled(self, aid: int, part: Part | None) -> None:
+        with self._expected_lock:
+            entry = self._expected.get(aid)
+            if entry is None:
+                return
+            expect, shards, left = entry
+            self._expected[aid] = (expect, shards, left - 1)
+            if left > 1:
+                return
+        self._resolve(aid, part, Part(self.home, expect.devices, shards))
+
+    def _fill_error(self, command: c.FillError) -> None:
+        error = PartError(Code(command.code), command.message)
+        failed = Part.failed(self.home, error)
+        # The promise may still be in the queue: then the error waits there, in its place.
+        part = self.store.find(command.aid)
+        if part is None:
+            self._queue.put([c.Expect(command.aid, -1, (), command.message)])
+            return
+        self._resolve(command.aid, part, failed)
+
+    def _resolve(self, aid: int, part: Part | None, value: Part) -> None:
+        with self._expected_lock:
+            self._expected.pop(aid, None)
+        if part is not None:
+            part.resolve(value)
+
+    def _callback_result(self, command: c.CallbackResult) -> None:
+        self._relay.answered(command.call, command.answer)
+
+    # --- in order ---
+
+    def _put(self, command: c.Put) -> None:
+        domain = self._gang_domain() if command.spans else self.home
+        try:
+            part = transfers.put(command, self._memory, domain)
+        except Exception as error:  # noqa: BLE001 - the part carries it
+            part = Part.failed(self.home, PartError.of(error))
+        self.store.set(command.aid, part)
+        if command.lease:
+            self.report(c.Released((command.lease,)))
+
+    def _gang_domain(self) -> Domain:
+        gang = self.gang
+        if gang is None or gang.failure is not None or gang.domain is None:
+            return self.home
+        return gang.domain
+
+    def _load(self, command: c.Load) -> None:
+        try:
+            domain = self.home if not command.epoch else self._gang_of(command.epoch).wait_formed()
+            self._programs[command.exe] = Program(command, domain, self._relay)
+        except Exception as error:
+            if not isinstance(error, PartError | StatusError):
+                log.exception("loading %s", command.name)
+            self._programs[command.exe] = PartError.of(error, command.epoch)
+
+    def _gang_of(self, epoch: int) -> Gang:
+        gang = self.gang
+        if gang is None or gang.epoch != epoch:
+            raise PartError(Code.DATA_LOSS, f"epoch {epoch} has ended", epoch)
+        return gang
+
+    def _unload(self, command: c.Unload) -> None:
+        for exe in command.exes:
+            program = self._programs.pop(exe, None)
+            if isinstance(program, Program):
+                program.close()
+
+    def _execute(self, command: c.Execute) -> None:
+        program = self._programs.get(command.exe)
+        if program is None:
+            error = PartError(Code.FAILED_PRECONDITION, f"program {command.exe} is not loaded")
+            self._launcher.fail(command, self.home, error)
+        elif isinstance(program, PartError):
+            self._launcher.fail(command, self.home, program)
+        elif program.spans:
+            self._launcher.run_gang(command, program, self.gang)
+        else:
+            self._launcher.run_home(command, program)
+
+    def _take(self, command: c.Take) -> None:
+        self._derive(
+            command.aid,
+            [aid for aid, _ in command.sources],
+            lambda: transfers.take(command.sources, self.store),
+        )
+
+    def _copy(self, command: c.Copy) -> None:
+        self._derive(
+            command.aid,
+            [aid for aid, _ in command.sources],
+            lambda: transfers.copy(command, self.store, self.home),
+        )
+
+    def _derive(self, aid: int, sources: Sequence[int], make: Callable[[], Part]) -> None:
+        def guarded() -> Part:
+            try:
+                return make()
+            except Exception as error:  # noqa: BLE001 - the part carries it
+                return Part.failed(self.home, PartError.of(error))
+
+        parts = [self.store.get(source) for source in sources]
+        if not any(part.pending for part in parts):
+            self.store.set(aid, guarded())
+            return
+        part = Part.expected(self.home, ())
+        self.store.set(aid, part)
+        self._helpers.submit(lambda: part.resolve(guarded()))
+
+    def _expect(self, command: c.Expect) -> None:
+        if command.kind < 0:  # A promise that was broken before it was made; see `_fill_error`.
+            part = self.store.find(command.aid)
+            error = PartError(Code.DATA_LOSS, command.memory_kind)
+            if part is not None:
+                self._resolve(command.aid, part, Part.failed(self.home, error))
+            return
+        part = Part.expected(self.home, command.devices)
+        with self._expected_lock:
+            count = len(command.devices)
+            self._expected[command.aid] = (command, [None] * count, count)
+        self.store.set(command.aid, part)
+
+    def _get(self, command: c.Get) -> None:
+        part = self.store.get(command.aid)
+        if transfers.is_quick(command, part):
+            self._get_now(command, part)
+        else:
+            self._helpers.submit(self._get_now, command, part)
+
+    def _get_now(self, command: c.Get, part: Part) -> None:
+        try:
+            value = transfers.get(command, part, self._memory)
+        except Exception as error:  # noqa: BLE001 - told to who asked
+            self._failed(command.rid, PartError.of(error))
+        else:
+            self.report(c.Reply(command.rid, value))
+
+    def _ready(self, command: c.Ready) -> None:
+        parts = [self.store.get(aid) for aid in command.aids]
+        if all(_is_ready(part) for part in parts):
+            self._ready_now(command.rid, parts)
+        else:
+            self._helpers.submit(self._ready_now, command.rid, parts)
+
+    def _ready_now(self, rid: int, parts: list[Part]) -> None:
+        try:
+            wait_for(parts)
+        except PartError as error:
+            self._failed(rid, error)
+        else:
+            self.report(c.Reply(rid, None))
+
+    def _failed(self, rid: int, error: PartError) -> None:
+        self.report(c.Failed(rid, int(error.code), error.message, error.epoch))
+
+    def _free(self, command: c.Free) -> None:
+        self.store.free(command.aids)
+
+    def _form_epoch(self, command: c.FormEpoch) -> None:
+        gang = Gang(
+            command,
+            len(self.home.local),
+            self._hostname,
+            lambda epoch, port: self.report(c.EpochFormed(epoch, port)),
+            lambda epoch, launch, text: self.report(c.EpochBroken(epoch, launch, text)),
+        )
+        former, self.gang = self.gang, gang
+        self._gangs[command.epoch] = gang
+        # What came at once may have been meant for this gang before it was there.
+        if command.epoch in self._addresses:
+            gang.meet_at(self._addresses.pop(command.epoch))
+        if command.epoch in self._failed_epochs:
+            self._fail_epoch(self._failed_epochs[command.epoch])
+        if former is not None:
+            self._gangs.pop(former.epoch, None)
+            former.retire()
+
+    def _adopt(self, _: c.Adopt) -> None:
+        gang = self.gang
+        keep = None if gang is None or gang.failure is not None else gang.domain
+        moved = self.store.adopt_idle(keep)
+        log.info("%d buffers moved home", moved)
+
+    def _set_colocated(self, command: c.SetColocated) -> None:
+        error = PartError(Code.UNIMPLEMENTED, "colocated Python is switched off on this cluster")
+        self._programs[command.exe] = error
+
+    def _exit(self, _: c.Exit) -> None:
+        self._running = False
+
+    # --- callbacks of the user's process ---
+
+    def _call_user(self, call: int, nonce: str, token: int, index: int, payload: bytes) -> None:
+        self.report(c.Callback(call, nonce, token, index, payload))
+
+    def _free_callbacks(self, nonce: str, token: int) -> None:
+        self.report(c.CallbackFreed(nonce, token))
+
+
+def _is_ready(part: Part) -> bool:
+    if part.pending:
+        return False
+    if part.error is not None:
+        return True
+    try:
+        return all(array.is_ready() for array in part.arrays() if hasattr(array, "is_ready"))
+    except Exception:  # noqa: BLE001 - `wait_for` raises it again, where it is told
+        return True

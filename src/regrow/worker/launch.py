@@ -1,0 +1,181 @@
+"""One execution of a program on this host."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final, final
+
+from regrow.channel.commands import Execute
+from regrow.errors import Code
+from regrow.worker.callbacks import user_error
+from regrow.worker.gang import Gang
+from regrow.worker.platform import Domain
+from regrow.worker.programs import Program
+from regrow.worker.store import Part, PartError, Store
+
+_ENTER_S: Final = 600.0
+
+
+@final
+class Launcher:
+    """Runs programs over the parts of a store."""
+
+    def __init__(self, store: Store, spawn: Callable[[Callable[[], None]], Any]) -> None:
+        self._store = store
+        self._spawn = spawn
+
+    def fail(self, command: Execute, domain: Domain, error: PartError) -> None:
+        """Gives every output of an execution the same error."""
+        for aid in _results(command):
+            self._store.set(aid, Part.failed(domain, error))
+
+    def run_home(self, command: Execute, program: Program) -> None:
+        """Runs a program of this host alone: here, or on a helper where it might block."""
+        parts = [self._store.get(aid) for aid in command.args]
+        if program.callbacks is not None or any(part.pending or part.busy is not None for part in parts):
+            self._run_aside(command, program, parts)
+            return
+        try:
+            outs, status = self._launch(command, program, parts)
+        except Exception as error:  # noqa: BLE001 - the outputs carry it
+            self.fail(command, program.domain, PartError.of(error))
+            return
+        self._keep(command, outs, status)
+
+    def run_gang(self, command: Execute, program: Program, gang: Gang | None) -> None:
+        """Runs this host's share of a program across hosts, in the order of launches."""
+        epoch = program.domain.epoch
+        if gang is None or gang.epoch != epoch:
+            error = PartError(Code.DATA_LOSS, f"epoch {epoch} has ended", epoch)
+            self.fail(command, program.domain, error)
+            return
+        parts = [self._store.get(aid) for aid in command.args]
+        try:
+            for part in parts:
+                part.settle()
+            gang.enter(command.launch)
+        except PartError as error:
+            self.fail(command, program.domain, error)
+            return
+        if program.callbacks is not None:
+            self._run_aside(command, program, parts, gang)
+        else:
+            self._run_in_gang(command, program, parts, gang)
+
+    def _run_in_gang(
+        self, command: Execute, program: Program, parts: list[Part], gang: Gang
+    ) -> tuple[list[Part], Part | None] | None:
+        try:
+            outs, status, token = self._start(command, program, parts, with_token=True)
+        except Exception as error:  # noqa: BLE001 - told to the head, and by the outputs
+            failed = PartError.of(error, gang.epoch)
+            gang.not_launched(command.launch, failed)
+            self.fail(command, program.domain, failed)
+            return None
+        gang.launched(command.launch, token)
+        self._keep(command, outs, status)
+        return outs, status
+
+    def _launch(
+        self, command: Execute, program: Program, parts: list[Part]
+    ) -> tuple[list[Part], Part | None]:
+        outs, status, _ = self._start(command, program, parts, bool(command.status))
+        return outs, status
+
+    def _start(
+        self, command: Execute, program: Program, parts: list[Part], with_token: bool
+    ) -> tuple[list[Part], Part | None, Any]:
+        domain, devices, epoch = program.domain, program.devices, program.domain.epoch
+        args = []
+        for part in parts:
+            if part.domain is not domain:
+                part.move(domain)
+            if part.error is not None:
+                raise part.error
+            if part.whole is None or isinstance(part.whole, list):
+                part.whole = domain.assemble(devices, part.singles())
+            if part.epoch > epoch:
+                epoch = part.epoch
+            args.append(part.whole)
+        arrays, token = program.run(args, command.launch, with_token)
+        outs = [Part(domain, program.local, whole=array, epoch=epoch) for array in arrays]
+        status = None
+        if command.status:
+            status = Part(domain, program.local, whole=[token], epoch=epoch)
+        return outs, status, token
+
+    def _keep(self, command: Execute, outs: list[Part], status: Part | None) -> None:
+        for aid, part in zip(command.outs, outs, strict=True):
+            self._store.set(aid, part)
+        if status is not None:
+            self._store.set(command.status, status)
+
+    def _run_aside(
+        self, command: Execute, program: Program, parts: list[Part], gang: Gang | None = None
+    ) -> None:
+        """Launches on a helper; the executor goes on once XLA holds the inputs.
+
+        XLA runs cheap programs inline, so a launch returns only after its callbacks have: waiting for
+        that here would hang a callback which uses the cluster itself. Arguments stay marked as busy
+        until the launch has returned, so that a later program which donates one of them waits.
+        """
+        results = {aid: Part.expected(program.domain, program.local) for aid in _results(command)}
+        for aid, part in results.items():
+            self._store.set(aid, part)
+        launched = threading.Event()
+        before = [part.busy for part in parts if part.busy is not None]
+        for part in parts:
+            part.busy = launched
+        entered = threading.Event()
+        if program.callbacks is not None:
+            program.callbacks.entered = entered.set
+
+        def run() -> None:
+            try:
+                for event in before:
+                    event.wait(_ENTER_S)
+                outs, status = self._launch_aside(command, program, parts, gang)
+                self._resolve(command, results, outs, status)
+            except Exception as error:  # noqa: BLE001 - the outputs carry it
+                failed = Part.failed(program.domain, PartError.of(user_error(error) or error))
+                for part in results.values():
+                    part.resolve(failed)
+            finally:
+                launched.set()
+                entered.set()
+                for part in parts:
+                    if part.busy is launched:
+                        part.busy = None
+
+        self._spawn(run)
+        if gang is not None:
+            entered.wait(_ENTER_S)
+
+    def _launch_aside(
+        self, command: Execute, program: Program, parts: list[Part], gang: Gang | None
+    ) -> tuple[list[Part], Part | None]:
+        for part in parts:
+            part.settle()
+        if gang is None:
+            return self._launch(command, program, parts)
+        outs, status, token = self._start(command, program, parts, with_token=True)
+        gang.launched(command.launch, token)
+        return outs, status
+
+    def _resolve(
+        self,
+        command: Execute,
+        results: dict[int, Part],
+        outs: list[Part],
+        status: Part | None,
+    ) -> None:
+        for aid, part in zip(command.outs, outs, strict=True):
+            results[aid].resolve(part)
+        if status is not None:
+            results[command.status].resolve(status)
+
+
+def _results(command: Execute) -> list[int]:
+    return [*command.outs, command.status] if command.status else list(command.outs)
+

@@ -1,0 +1,105 @@
+"""The entry points of the processes beside the head: a host of a slice, the compiler, the coordinator."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, Protocol
+
+from regrow.channel import commands as c
+from regrow.channel.handshake import Identity
+from regrow.channel.worker_end import WorkerChannel
+from regrow.errors import RegrowError
+from regrow.worker.platform import initialise
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S: Final = 30.0
+HEAD_GONE: Final = 75
+"""Exit status of a process that lost its head."""
+
+
+class Service(Protocol):
+    """What the three kinds of process have in common."""
+
+    def connect(self, sender: Any) -> None:
+        """Names the channel that reports go to."""
+        ...
+
+    def on_payload(self, payload: bytes | memoryview) -> None:
+        """Takes one payload; the reader's thread."""
+        ...
+
+    def run(self) -> None:
+        """Works until the end; the main thread."""
+        ...
+
+    def stop(self) -> None:
+        """Makes `run` return; any thread."""
+        ...
+
+
+def run(spec: dict[str, Any]) -> NoReturn:
+    """A host of a slice. `spec` is that of `HostSpec.for_worker`."""
+    from regrow.worker.host import Host
+
+    def make() -> Service:
+        return Host(spec["devices"], spec.get("hostname", "127.0.0.1"))
+
+    _serve(spec, "worker", make)
+
+
+def run_compiler(spec: dict[str, Any]) -> NoReturn:
+    """The compiler. `spec["devices"]` lists all devices of the cluster."""
+    from regrow.worker.compiler import Compiler
+
+    _serve(spec, "compiler", lambda: Compiler(len(spec["devices"])))
+
+
+def run_coordinator(spec: dict[str, Any]) -> NoReturn:
+    """The coordinator."""
+    from regrow.worker.coordinator import Coordinator
+
+    _serve(spec, "coordinator", lambda: Coordinator(spec.get("hostname", "127.0.0.1")))
+
+
+def _serve(spec: dict[str, Any], role: str, make: Callable[[], Service]) -> NoReturn:
+    logging.basicConfig(level=spec.get("log_level", "INFO").upper(), stream=sys.stderr)
+    try:
+        status = _serve_until_end(spec, role, make)
+    except RegrowError as error:
+        log.error("%s", error)
+        status = 1
+    # XLA's threads may hang in a dead collective: nothing is gained by waiting for them.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _serve_until_end(spec: dict[str, Any], role: str, make: Callable[[], Service]) -> int:
+    import jaxlib
+
+    initialise()
+    service = make()
+    identity = Identity(role, spec["slice"], spec["host"], spec["incarnation"], os.getpid())
+
+    def on_lost(cause: str) -> None:
+        log.error("the head is gone: %s", cause)
+        os._exit(HEAD_GONE)
+
+    channel = WorkerChannel(
+        spec["endpoint"],
+        spec["secret"],
+        identity,
+        service.on_payload,
+        on_lost,
+        budget_s=spec.get("reconnect_s", 3.0),
+    )
+    service.connect(channel)
+    channel.connect(_CONNECT_S)
+    channel.send(c.pack_all([c.Up(jaxlib.__version__, True)]))
+    service.run()
+    channel.close()
+    return 0

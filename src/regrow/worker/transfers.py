@@ -1,0 +1,119 @@
+"""Bytes in and out: host memory to parts, shards to host memory, shards to other devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from regrow.channel.arena import ArenaView
+from regrow.channel.commands import Bulk, Copy, Get, Put
+from regrow.wire.dtypes import numpy_dtype
+from regrow.worker.platform import COPY_NOW, Domain
+from regrow.worker.store import Part, PartError, Store
+
+Strides: TypeAlias = "Sequence[int] | None"
+_INLINE_BYTES = 64 * 1024
+
+
+def put(command: Put, memory: ArenaView, domain: Domain) -> Part:
+    """A part from host memory. The bulk may be reused when this returns."""
+    buffer, dtype = view(command.bulk, memory), numpy_dtype(command.kind)
+    inline = isinstance(command.bulk, bytes)
+    shards = []
+    for device, offset, dims, strides in command.shards:
+        value: np.ndarray[Any, Any] = np.ndarray(dims, dtype, buffer, offset, strides)
+        if inline:
+            shards.append(domain.put(value, device, command.memory_kind))
+        else:
+            shards.append(domain.put(value, device, command.memory_kind, COPY_NOW))
+    return Part(domain, [shard[0] for shard in command.shards], shards)
+
+
+def host_array(
+    dims: Sequence[int], dtype: np.dtype[Any], buffer: bytes | memoryview
+) -> np.ndarray[Any, Any]:
+    """The start of a buffer as an array in C order."""
+    return np.ndarray(tuple(dims), dtype, buffer)
+
+
+def view(bulk: Bulk, memory: ArenaView) -> bytes | memoryview:
+    """The bytes of a bulk, in place."""
+    return bulk if isinstance(bulk, bytes) else memory.view(bulk)
+
+
+def take(sources: Sequence[tuple[int, int]], store: Store) -> Part:
+    """A part of single shards of other parts."""
+    shards, devices, epoch, domain = [], [], 0, None
+    parts = [(store.get(aid), shard) for aid, shard in sources]
+    for part, shard in parts:
+        shards.append(part.singles()[shard])
+        devices.append(part.devices[shard])
+        epoch = max(epoch, part.epoch)
+        domain = domain or part.domain
+    assert domain is not None, "a part of no shards is never asked for"
+    for index, (part, shard) in enumerate(parts):
+        if part.domain is not domain:
+            part.move(domain)
+            shards[index] = part.singles()[shard]
+    return Part(domain, devices, shards, epoch=epoch)
+
+
+def copy(command: Copy, store: Store, domain: Domain) -> Part:
+    """Copies of shards on (other) devices of this host."""
+    shards, epoch = [], 0
+    for (aid, shard), device in zip(command.sources, command.devices, strict=True):
+        part = store.get(aid)
+        array = part.singles()[shard]
+        if device not in part.domain.devices:
+            raise PartError.of(ValueError(f"device {device} is not on this host"))
+        shards.append(part.domain.copy(array, device, command.memory_kind))
+        epoch, domain = max(epoch, part.epoch), part.domain
+    return Part(domain, list(command.devices), shards, epoch=epoch)
+
+
+def is_quick(command: Get, part: Part) -> bool:
+    """Whether a `get` can be answered in place: the value is there, and small."""
+    if part.pending or part.error is not None:
+        return part.error is not None
+    try:
+        array = part.singles()[command.shard]
+        return bool(array.is_ready()) and array.nbytes <= _INLINE_BYTES
+    except Exception:  # noqa: BLE001 - `get` raises it again, where it is told
+        return True
+
+
+def get(command: Get, part: Part, memory: ArenaView) -> bytes | None:
+    """Brings a shard to the host: the bytes, or None when they are in the command's bulk.
+
+    Raises:
+        PartError: The part holds an error.
+    """
+    try:
+        value = np.asarray(part.singles()[command.shard])
+    except Exception as error:
+        raise PartError.of(error, part.epoch) from None
+    if command.region is not None:
+        value = value[tuple(slice(start, stop) for start, stop in command.region)]
+    if command.bulk is None:
+        if command.strides is None:
+            return value.tobytes()
+        buffer = bytearray(_extent(value, command.strides))
+        _lay_out(value, buffer, command.strides)
+        return bytes(buffer)
+    _lay_out(value, view(command.bulk, memory), command.strides)
+    return None
+
+
+def _extent(value: np.ndarray[Any, Any], strides: Sequence[int]) -> int:
+    if not value.size:
+        return 0
+    last = sum((dim - 1) * stride for dim, stride in zip(value.shape, strides, strict=True))
+    return last + value.itemsize
+
+
+def _lay_out(value: np.ndarray[Any, Any], buffer: Any, strides: Strides) -> None:
+    if value.size:
+        np.ndarray(value.shape, value.dtype, buffer, 0, strides)[...] = value
+
