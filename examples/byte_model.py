@@ -36,8 +36,8 @@ PARTITION = {
 class ModelSize:
     """The shape of the transformer; some 0.6 million weights as it stands."""
 
-    layers: int = 3
-    width: int = 128
+    layers: int = 2
+    width: int = 160
     heads: int = 4
     context: int = 64
 

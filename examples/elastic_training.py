@@ -1,7 +1,6 @@
 """Elastic training: slices may die and return, and the training goes on.
 
-    regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@8s --restore-after 3 \\
-        examples/elastic_training.py
+    regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@8s examples/elastic_training.py
 
 The loop is the one of the Pathways documentation with its blanks filled in. It knows nothing of what
 is going to happen to the slices: `elastic_retry` starts it again on those that are left, Orbax's
@@ -29,7 +28,7 @@ from byte_model import ModelSize, init_state, make_iterator, make_train_step
 from pathwaysutils.elastic import manager
 from training_report import TrainingReport
 
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(2e-3, weight_decay=0.01))
+OPTIMIZER = optax.adamw(2e-3, weight_decay=0.01)
 
 
 @dataclass(frozen=True)

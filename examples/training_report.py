@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Set
@@ -117,7 +118,7 @@ class TrainingReport:
 
     def _step_ms(self) -> float:
         times = [at for at, _, _ in self._losses]
-        gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+        gaps = [after - before for before, after in itertools.pairwise(times)]
         return 1e3 * statistics.median(gaps) if gaps else 0.0
 
     def _set_live(self, live: frozenset[int]) -> None:
@@ -151,11 +152,11 @@ def _draw(
     events: list[Event],
 ) -> str:
     try:
-        import matplotlib as mpl  # noqa: PLC0415
+        import matplotlib as mpl
     except ModuleNotFoundError:
         return "none, since matplotlib is not installed (pip install 'regrow[plots]')"
     mpl.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
+    from matplotlib import pyplot
 
     figure, (top, bottom) = pyplot.subplots(
         2, 1, sharex=True, figsize=(9, 5.5), height_ratios=(4, 1), layout="constrained"

@@ -24,10 +24,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, final
+from typing import Any, Final, final
 
 from regrow.config import HeadConfig
 from regrow.control import ControlConnection, request
@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 HEAD_MODULE: Final = "regrow.head"
 _CONTROL_DEADLINE_S: Final = 30.0
 _SHUTDOWN_DEADLINE_S: Final = 5.0
+_LOOK_EVERY_S: Final = 1.0
+_TELL_EVERY_S: Final = 10.0
+_HOPELESS_FAILURES: Final = 3
 
 
 @final
@@ -110,19 +113,38 @@ class Supervisor:
         """The head's process."""
         return self._head
 
-    def wait_healthy(self, timeout_s: float) -> None:
+    def wait_healthy(self, timeout_s: float, *, tell: Callable[[str], None] | None = None) -> None:
         """Waits until every slice is up.
+
+        Args:
+            timeout_s: How long.
+            tell: Is called every ten seconds or so with what is still missing.
 
         Raises:
             ClusterStartError: If the head ended, or not all slices are up at the deadline.
         """
-        deadline = time.monotonic() + timeout_s
         try:
             with self._connect(min(timeout_s, _CONTROL_DEADLINE_S)) as connection:
-                left = max(0.1, deadline - time.monotonic())
-                connection.call("wait_healthy", timeout_s=left)
+                self._wait_healthy(connection, timeout_s, tell)
         except (WaitTimeout, ControlError) as error:
             raise ClusterStartError(self._why(error)) from None
+
+    def _wait_healthy(
+        self, connection: ControlConnection, timeout_s: float, tell: Callable[[str], None] | None
+    ) -> None:
+        began_at = told_at = time.monotonic()
+        while True:
+            left_s = max(0.1, began_at + timeout_s - time.monotonic())
+            try:
+                connection.call("wait_healthy", timeout_s=min(left_s, _LOOK_EVERY_S))
+                return
+            except WaitTimeout as error:
+                if left_s <= _LOOK_EVERY_S:
+                    raise WaitTimeout(error.what, timeout_s) from None
+                _check_hope(connection.call("status"))
+                if tell is not None and time.monotonic() - told_at > _TELL_EVERY_S:
+                    told_at = time.monotonic()
+                    tell(f"still waiting for {error.what}")
 
     def _connect(self, timeout_s: float) -> ControlConnection:
         deadline = time.monotonic() + timeout_s
@@ -177,6 +199,17 @@ class Supervisor:
         if self._head.poll() is None:
             self._head.send(signal.SIGKILL)
             self._head.wait(_SHUTDOWN_DEADLINE_S)
+
+
+def _check_hope(status: dict[str, Any]) -> None:
+    """Gives up on slices that fail again and again to start."""
+    for one in status["slices"]:
+        if one["start_failures"] >= _HOPELESS_FAILURES:
+            failures = [line["text"] for line in one["story"] if "lost" in line["text"]]
+            why = failures[-1] if failures else "see its log"
+            raise ClusterStartError(
+                f"slice {one['index']} failed {one['start_failures']} times to start: {why}"
+            )
 
 
 def _start_head(config: HeadConfig, environ: Mapping[str, str]) -> tuple[Child, int]:

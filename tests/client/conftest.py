@@ -55,6 +55,10 @@ class Rig:
         assert done.wait(10)
 
     def close(self) -> None:
+        self.relay.close("the worker is ending")
+        reporter = self.relay._reporter
+        if reporter is not None:
+            reporter.join(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 

@@ -133,16 +133,20 @@ def test_results_that_cannot_travel(rig: Rig) -> None:
     host.close()
 
 
-def test_functions_are_let_go(rig: Rig) -> None:
+def test_functions_are_let_go_when_xla_has_let_them_go(rig: Rig) -> None:
     host = rig.host()
-    callbacks = rig.callbacks(host, np.sin)
-    callbacks.functions[0](np.float32(0))
+    callbacks = rig.callbacks(host, np.sin, np.cos)
+    held_by_xla = callbacks.functions
+    callbacks.close()
+    callbacks.close()
+    time.sleep(0.1)
+    assert held_by_xla[1](np.float32(0))[0] == 1
     assert host.registered() == 1
-    callbacks.close()
-    callbacks.close()
+    token = next(iter(host._programs))
+    del held_by_xla
     eventually(lambda: host.registered() == 0, "the functions to be let go")
-    assert rig.freed == 1
-    assert "does not exist" in failure(callbacks, np.float32(0)).message
+    late = HostCallbacks(rig.relay, rgcb.ProgramCallbacks(host.nonce, token, 1))
+    assert "does not exist" in failure(late, np.float32(0)).message
     host.close()
 
 

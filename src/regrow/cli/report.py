@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from typing import Final, final
@@ -11,6 +12,7 @@ from regrow.config import HeadConfig
 from regrow.control import Event
 from regrow.processes import ProcessStat
 
+_SAID_ALREADY: Final = re.compile(r"^slice \d+ was lost: ")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -41,6 +43,11 @@ def healthy_line(config: HeadConfig) -> str:
     )
 
 
+def _cause(text: str) -> str:
+    """The part of a loss's text that the line does not say itself."""
+    return _SAID_ALREADY.sub("", text).partition(". Arrays that lived on it")[0]
+
+
 @final
 class EventReporter:
     """Turns events into lines, with times from its own making on."""
@@ -65,7 +72,7 @@ class EventReporter:
         match event["kind"]:
             case "slice_lost":
                 self._lost_at[index] = event["at"]
-                return f"slice {index} is lost: {event['text']}"
+                return f"slice {index} is lost: {_cause(event['text'])}"
             case "slice_up":
                 lost_at = self._lost_at.pop(index, None)
                 after = "" if lost_at is None else f" after {event['at'] - lost_at:.2f} s"

@@ -50,7 +50,7 @@ def command(
         adopted_reaped(),
         start_cluster(options, home=home, name=name, stem="run", purpose=purpose) as supervisor,
     ):
-        supervisor.wait_healthy(start_timeout_s)
+        supervisor.wait_healthy(start_timeout_s, tell=say)
         say(healthy_line(supervisor.config))
         if verbose:
             say(f"logs are in {supervisor.config.log_dir}; running: {' '.join(argv)}")

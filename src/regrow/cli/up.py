@@ -71,7 +71,7 @@ def supervise(
             adopted_reaped(),
             start_cluster(options, home=home, name=name, stem="up", purpose=purpose) as supervisor,
         ):
-            supervisor.wait_healthy(start_timeout_s)
+            supervisor.wait_healthy(start_timeout_s, tell=say)
             state = complete_state(home, supervisor)
             if ready_fd is None:
                 _tell(supervisor, state)

@@ -68,7 +68,6 @@ class Session:
         self._init = init
         self._tables = Tables()
         self._numbered = 0
-        self._contexts: list[int] = []
         self._inbox: deque[Any] = deque()
         self._incoming: dict[int, Memory] = {}
         self._closed = False
@@ -170,8 +169,6 @@ class Session:
         """Carries a request out; False: it must wait for a host buffer."""
         name = request.WhichOneof("request")
         meta = request.request_metadata
-        if meta.user_context_id:
-            self._contexts.append(meta.user_context_id)
         handler = self._handlers.get(name)
         try:
             if handler is None:
@@ -219,9 +216,6 @@ class Session:
         if name not in _UNNUMBERED:
             meta.seq_num = self._numbered
             self._numbered += 1
-            if self._contexts:
-                meta.destroyed_user_context_ids.extend(self._contexts)
-                self._contexts.clear()
         self._send(response.SerializeToString())
 
     def _refuse(self, op_id: int, error: StatusError) -> None:

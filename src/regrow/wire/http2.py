@@ -42,6 +42,7 @@ class Connection:
         self._credit_at = max(self._limits.stream_window_bytes // 4, 1)
         self._ring = bytearray(_RING_BYTES)
         self._view = memoryview(self._ring)
+        self._whole = [self._view]
         self._position = 0
         self._have = 0
         self._preface_left: bytes = frames.PREFACE
@@ -60,12 +61,15 @@ class Connection:
 
     def buffers(self) -> list[memoryview]:
         """Where the next bytes are to be received to, in this order."""
+        self._direct = 0
         rest = self._have - self._position
+        if not rest and not self._left:
+            self._position = self._have = 0
+            return self._whole
         if self._position:
             if rest:
                 self._ring[:rest] = self._ring[self._position : self._have]
             self._position, self._have = 0, rest
-        self._direct = 0
         tail = self._view[rest:]
         if self._left >= _DIRECT_BYTES and self._stream is not None:
             room = self._stream.handler.room()

@@ -106,12 +106,16 @@ class Outbox:
             joined = b"".join(out)
             out.clear()
             out.append(joined)
+            return [joined]
         return list(islice(out, _MAX_BUFFERS))
 
     def sent(self, count: int) -> None:
         """The socket took `count` bytes of what `collect` gave."""
         out = self._out
         self.bytes_out -= count
+        if not self.bytes_out:
+            out.clear()
+            count = 0
         while count:
             first = out[0]
             if len(first) > count:

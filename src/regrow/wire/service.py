@@ -266,16 +266,10 @@ class _Peer:
 
     def _receive(self) -> bool:
         """Take what the socket has, within limits; false if the client is gone."""
-        connection, sock = self._connection, self._sock
+        connection = self._connection
         for _ in range(_TURNS):
-            places = connection.buffers()
-            size = len(places[0])
             try:
-                if len(places) == 1:
-                    count = sock.recv_into(places[0])
-                else:
-                    size += len(places[1])
-                    count = sock.recvmsg_into(places)[0]
+                count, full = self._read()
             except (BlockingIOError, InterruptedError):
                 return True
             except OSError:
@@ -283,9 +277,21 @@ class _Peer:
             if not count:
                 return False
             connection.received(count)
-            if count < size:
+            if not full:
                 return True
         return True
+
+    def _read(self) -> tuple[int, bool]:
+        """Read once; returns how many bytes, and whether there may be more.
+
+        On return nothing holds on to the places, whose memory a session may be about to free.
+        """
+        places = self._connection.buffers()
+        if len(places) == 1:
+            count = self._sock.recv_into(places[0])
+            return count, count == len(places[0])
+        count = self._sock.recvmsg_into(places)[0]
+        return count, count == len(places[0]) + len(places[1])
 
     def _refuse(self, error: ProtocolError) -> None:
         """Say why, then close."""

@@ -9,7 +9,7 @@ from regrow.wire import grpc
 from regrow.wire.frames import CANCEL
 from regrow.wire.streams import Stream
 
-_CHUNK_BYTES: Final = 4 << 20
+_CHUNK_BYTES: Final = 512 << 10
 _DATA_TAG: Final = 0x0A  # field 1, length-delimited
 _MAX_PREFIX_BYTES: Final = grpc.PREFIX_BYTES + 11
 

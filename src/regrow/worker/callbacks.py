@@ -5,7 +5,7 @@
     client.compile_and_load(module, devices, options, host_callbacks=callbacks.functions)
     …
     relay.answered(call, payload)          # the head's answer, from the thread that reads the channel
-    callbacks.close()                      # the executable is gone and none of its launches runs
+    callbacks.close()                      # the executable is gone; launches of it may still run
 
 XLA wraps what a function raises into an INTERNAL error with a traceback of this process, which callers
 of JAX take for a lost slice. `user_error` turns that back into the error that was meant.
@@ -18,6 +18,7 @@ import itertools
 import queue
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, final
 
@@ -81,13 +82,30 @@ class CallbackRelay:
             freed: Tells the head that the callbacks of (nonce, token) are not used any longer.
             answer_timeout_s: How long a call waits for the head's answer.
         """
-        self.freed = freed
+        self._freed = freed
         self._send = send
         self._answer_timeout_s = answer_timeout_s
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[values.Buffer]] = {}
         self._closed: bytes | None = None
+        self._dropped: queue.SimpleQueue[rgcb.ProgramCallbacks | None] = queue.SimpleQueue()
+        self._reporter: threading.Thread | None = None
+
+    def report_dropped(self, program: object, callbacks: rgcb.ProgramCallbacks) -> None:
+        """Tells the head about these callbacks once `program` is garbage."""
+        with self._lock:
+            if self._reporter is None:
+                self._reporter = threading.Thread(
+                    target=self._report, name="regrow-callbacks-freed", daemon=True
+                )
+                self._reporter.start()
+        # The last reference may go anywhere, also where a lock is held: only the queue is touched.
+        weakref.finalize(program, self._dropped.put, callbacks).atexit = False
+
+    def _report(self) -> None:
+        while (dropped := self._dropped.get()) is not None:
+            self._freed(dropped.nonce, dropped.token)
 
     def call(self, nonce: str, token: int, index: int, payload: bytes) -> values.Buffer:
         """Waits for the answer to a call: a frame of `channel.rgcb`.
@@ -124,6 +142,7 @@ class CallbackRelay:
         with self._lock:
             self._closed = answer
             waiting = list(self._waiting.values())
+        self._dropped.put(None)
         for answers in waiting:
             answers.put(answer)
 
@@ -132,10 +151,11 @@ class CallbackRelay:
 class HostCallbacks:
     """The host callbacks of one executable.
 
+    XLA keeps the functions as long as it may call them, also those of an executable that was dropped
+    while it runs; when the last of them goes, the client hears that it may forget its own.
+
     Attributes:
         functions: For XLA, in the order of the program's callbacks.
-        entered: Called, if set, whenever a call begins, from a thread of XLA's. XLA holds the inputs
-            of the program by then.
     """
 
     def __init__(
@@ -144,25 +164,45 @@ class HostCallbacks:
         callbacks: rgcb.ProgramCallbacks,
         entered: Callable[[], None] | None = None,
     ) -> None:
-        self.entered = entered
-        self.functions = [self._function(index) for index in range(callbacks.number)]
-        self._relay = relay
-        self._callbacks = callbacks
-        self._closed = False
+        calls = _Calls(relay, callbacks, entered)
+        self.functions = tuple(_function(calls, index) for index in range(callbacks.number))
+        self._calls: _Calls | None = calls
+        relay.report_dropped(calls, callbacks)
+
+    @property
+    def entered(self) -> Callable[[], None] | None:
+        """Called, if set, whenever a call begins, from a thread of XLA's.
+
+        XLA holds the inputs of the program by then.
+        """
+        return self._calls.entered if self._calls is not None else None
+
+    @entered.setter
+    def entered(self, entered: Callable[[], None] | None) -> None:
+        if self._calls is not None:
+            self._calls.entered = entered
 
     def close(self) -> None:
-        """Lets the client forget its functions; nothing may call them any longer."""
-        if not self._closed:
-            self._closed = True
-            self._relay.freed(self._callbacks.nonce, self._callbacks.token)
+        """Leaves the functions to XLA alone."""
+        self._calls = None
+        self.functions = ()
 
-    def _function(self, index: int) -> HostFunction:
-        def function(*arguments: Any) -> tuple[Any, ...]:
-            return self._call(index, arguments)
 
-        return function
+@final
+class _Calls:
+    """What the functions of one executable share, and what lives as long as one of them."""
 
-    def _call(self, index: int, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def __init__(
+        self,
+        relay: CallbackRelay,
+        callbacks: rgcb.ProgramCallbacks,
+        entered: Callable[[], None] | None,
+    ) -> None:
+        self.entered = entered
+        self._relay = relay
+        self._callbacks = callbacks
+
+    def call(self, index: int, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         if self.entered is not None:
             self.entered()
         nonce, token, _ = self._callbacks
@@ -174,3 +214,10 @@ class HostCallbacks:
         except RegrowError as error:
             raise HostCallbackError(Code.UNKNOWN, f"a host callback failed: {error}") from None
         raise HostCallbackError(*answer)
+
+
+def _function(calls: _Calls, index: int) -> HostFunction:
+    def function(*arguments: Any) -> tuple[Any, ...]:
+        return calls.call(index, arguments)
+
+    return function

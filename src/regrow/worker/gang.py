@@ -16,13 +16,14 @@ Three rules keep survivors alive, each of them measured:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, final
 
 import jax
@@ -42,6 +43,8 @@ _TOPOLOGY_MINUTES: Final = 1
 _IDS_PER_NODE: Final = 2048
 _KEEP_S: Final = 25.0
 _IN_FLIGHT: Final = 4
+_THREADS_PER_DEVICE: Final = 2
+_nproc_lock = threading.Lock()
 
 
 @final
@@ -122,7 +125,13 @@ class Gang:
         before = set(_sockets(listening=True))
         collectives = _jax.make_gloo_tcp_collectives(agent, hostname=self._hostname)
         ports = [port for fd, (port, _) in _sockets(listening=True).items() if fd not in before]
-        client = xc.make_cpu_client(
+        with _enough_threads(self._local_devices):
+            client = self._make_client(agent, collectives)
+        self._enter_domain(client, ports)
+
+    def _make_client(self, agent: Any, collectives: Any) -> Any:
+        form = self._form
+        return xc.make_cpu_client(
             asynchronous=True,
             distributed_client=agent,
             node_id=form.node,
@@ -132,6 +141,9 @@ class Gang:
             get_local_topology_timeout_minutes=_TOPOLOGY_MINUTES,
             get_global_topology_timeout_minutes=_TOPOLOGY_MINUTES,
         )
+
+    def _enter_domain(self, client: Any, ports: list[int]) -> None:
+        form = self._form
         by_id = {device.id: device for device in client.devices()}
         devices = {
             logical: by_id[node * _IDS_PER_NODE + ordinal]
@@ -258,6 +270,22 @@ class Gang:
         self.domain = None
         self._agent = None
         jax.clear_caches()
+
+
+@contextlib.contextmanager
+def _enough_threads(devices: int) -> Iterator[None]:
+    """Gives the client that is made here a thread for each collective that may block, and more.
+
+    XLA runs collectives on a pool with a thread for each core. Where devices outnumber cores, the
+    threads of two hosts can all be taken by collectives that wait for each other's other devices.
+    XLA reads the pool's size from NPROC.
+    """
+    with _nproc_lock:
+        os.environ["NPROC"] = str((os.cpu_count() or 1) + _THREADS_PER_DEVICE * devices)
+        try:
+            yield
+        finally:
+            del os.environ["NPROC"]
 
 
 def _sockets(*, listening: bool) -> dict[int, tuple[int, int]]:

@@ -242,7 +242,8 @@ class Host:
             error = PartError(Code.FAILED_PRECONDITION, f"program {command.exe} is not loaded")
             self._launcher.fail(command, self.home, error)
         elif isinstance(program, PartError):
-            self._launcher.fail(command, self.home, program)
+            gang = self.gang if program.epoch else None
+            self._launcher.refuse_gang(command, gang, self.home, program)
         elif program.spans:
             self._launcher.run_gang(command, program, self.gang)
         else:

@@ -43,6 +43,14 @@ class Launcher:
             return
         self._keep(command, outs, status)
 
+    def refuse_gang(
+        self, command: Execute, gang: Gang | None, domain: Domain, error: PartError
+    ) -> None:
+        """Fails this host's share of a program across hosts, and has its peers told."""
+        if gang is not None:
+            gang.not_launched(command.launch, error)
+        self.fail(command, domain, error)
+
     def run_gang(self, command: Execute, program: Program, gang: Gang | None) -> None:
         """Runs this host's share of a program across hosts, in the order of launches."""
         epoch = program.domain.epoch
@@ -52,8 +60,6 @@ class Launcher:
             return
         parts = [self._store.get(aid) for aid in command.args]
         try:
-            for part in parts:
-                part.settle()
             gang.enter(command.launch)
         except PartError as error:
             self.fail(command, program.domain, error)
@@ -69,9 +75,7 @@ class Launcher:
         try:
             outs, status, token = self._start(command, program, parts, with_token=True)
         except Exception as error:  # noqa: BLE001 - told to the head, and by the outputs
-            failed = PartError.of(error, gang.epoch)
-            gang.not_launched(command.launch, failed)
-            self.fail(command, program.domain, failed)
+            self.refuse_gang(command, gang, program.domain, PartError.of(error, gang.epoch))
             return None
         gang.launched(command.launch, token)
         self._keep(command, outs, status)
@@ -138,7 +142,10 @@ class Launcher:
                 outs, status = self._launch_aside(command, program, parts, gang)
                 self._resolve(command, results, outs, status)
             except Exception as error:  # noqa: BLE001 - the outputs carry it
-                failed = Part.failed(program.domain, PartError.of(user_error(error) or error))
+                failed_with = PartError.of(user_error(error) or error)
+                if gang is not None:
+                    gang.not_launched(command.launch, failed_with)
+                failed = Part.failed(program.domain, failed_with)
                 for part in results.values():
                     part.resolve(failed)
             finally:

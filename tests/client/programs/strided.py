@@ -23,7 +23,6 @@ ARRAYS = {
     "needs another type": np.arange(6.0)[::-1],
     "transposed": BASE.T[::-1],
     "half": BASE.astype(jnp.bfloat16)[:, ::-1],
-
 }
 MESH = Mesh(np.array(jax.devices()), "x")
 
@@ -53,7 +52,11 @@ def main() -> int:
             split = NamedSharding(MESH, P("x"))
             check(name, jax.device_put(array, split), want)
             check(name, jax.jit(lambda v: v + v, in_shardings=split)(array), want + want)
-            check(name, jax.make_array_from_callback(array.shape, split, lambda i, a=array: a[i]), want)
+            check(
+                name,
+                jax.make_array_from_callback(array.shape, split, lambda i, a=array: a[i]),
+                want,
+            )
         print("ok", name, flush=True)
     try:
         jax.device_put(np.array(["text"]))
