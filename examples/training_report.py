@@ -108,7 +108,9 @@ class TrainingReport:
         last = statistics.fmean(loss for _, _, loss in self._losses[-10:])
         table.add_row("steps", f"{distinct}, {len(self._losses) - distinct} of them taken twice")
         table.add_row("wall time", f"{self._losses[-1][0]:.1f} s, {self._step_ms():.0f} ms a step")
-        table.add_row("loss", f"{self._losses[0][2]:.3f} at first, {last:.3f} over the last ten steps")
+        table.add_row(
+            "loss", f"{self._losses[0][2]:.3f} at first, {last:.3f} over the last ten steps"
+        )
         for event in self._events:
             took = "" if event.took_s is None else f" (+{event.took_s:.2f} s)"
             table.add_row(f"{event.at_s:.1f} s, step {event.step}", escape(event.text) + took)
@@ -124,7 +126,9 @@ class TrainingReport:
     def _set_live(self, live: frozenset[int]) -> None:
         self._live = live
         self._live_since.append((self._now(), live))
-        marks = " ".join(f"[green]{i}[/]" if i in live else f"[red strike]{i}[/]" for i in self._all)
+        marks = " ".join(
+            f"[green]{i}[/]" if i in live else f"[red strike]{i}[/]" for i in self._all
+        )
         self._progress.update(self._task, slices=marks)
 
     def _tell(self, text: str, since: float | None = None) -> None:

@@ -33,6 +33,7 @@ from regrow.config import HeadConfig
 from regrow.control import ControlConnection, request
 from regrow.errors import ClusterStartError, ControlError, NoClusterError, RegrowError, WaitTimeout
 from regrow.home import ClusterState, Home
+from regrow.launchers import logs
 from regrow.processes import (
     Child,
     ProcessId,
@@ -141,7 +142,7 @@ class Supervisor:
             except WaitTimeout as error:
                 if left_s <= _LOOK_EVERY_S:
                     raise WaitTimeout(error.what, timeout_s) from None
-                _check_hope(connection.call("status"))
+                _check_hope(connection.call("status"), self.config.log_dir)
                 if tell is not None and time.monotonic() - told_at > _TELL_EVERY_S:
                     told_at = time.monotonic()
                     tell(f"still waiting for {error.what}")
@@ -167,13 +168,9 @@ class Supervisor:
         return f"the head did not start ({cause}){self.last_words()}"
 
     def last_words(self) -> str:
-        """The last line of the head's log, to be added to a message; empty if there is none."""
-        try:
-            text = Path(self.config.log_dir, "head.log").read_text(errors="replace")
-        except OSError:
-            return ""
-        lines = [line for line in text.splitlines() if line.strip()]
-        return f": {lines[-1].strip()}" if lines else ""
+        """What the head's log says of its end, to be added to a message; empty if there is none."""
+        line = logs.telling_line(Path(self.config.log_dir, "head.log"))
+        return f": {line.removeprefix('regrow: ')}" if line else ""
 
     def close(self) -> None:
         """Ends the cluster and removes what it has left; may be called more than once."""
@@ -201,15 +198,20 @@ class Supervisor:
             self._head.wait(_SHUTDOWN_DEADLINE_S)
 
 
-def _check_hope(status: dict[str, Any]) -> None:
+def _check_hope(status: dict[str, Any], log_dir: str) -> None:
     """Gives up on slices that fail again and again to start."""
     for one in status["slices"]:
-        if one["start_failures"] >= _HOPELESS_FAILURES:
-            failures = [line["text"] for line in one["story"] if "lost" in line["text"]]
-            why = failures[-1] if failures else "see its log"
-            raise ClusterStartError(
-                f"slice {one['index']} failed {one['start_failures']} times to start: {why}"
-            )
+        index, failures = one["index"], one["start_failures"]
+        if failures < _HOPELESS_FAILURES:
+            continue
+        # The newest log may be that of a further attempt which has not said anything yet.
+        paths = [
+            Path(log_dir, f"slice{index}-host{host['index']}.log{suffix}")
+            for suffix in ("", ".1")
+            for host in one["hosts"]
+        ]
+        why = next((line for path in paths if (line := logs.telling_line(path))), "no reason given")
+        raise ClusterStartError(f"slice {index} failed {failures} times to start: {why}")
 
 
 def _start_head(config: HeadConfig, environ: Mapping[str, str]) -> tuple[Child, int]:

@@ -46,6 +46,7 @@ class Rig:
     def callbacks(self, host: CallbackHost, *functions: Callable[..., Any]) -> HostCallbacks:
         """What a worker makes of a program that has these host callbacks."""
         token = host.register([lambda *a, f=f: (f(*a),) for f in functions])
+        self.do(self.head.hold, host.nonce, token, "worker")
         return HostCallbacks(self.relay, rgcb.ProgramCallbacks(host.nonce, token, len(functions)))
 
     def do(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -70,7 +71,7 @@ class Rig:
 
     def _freed(self, nonce: str, token: int) -> None:
         self.freed += 1
-        self._loop.call_soon_threadsafe(self.head.free, nonce, token)
+        self._loop.call_soon_threadsafe(self.head.release, nonce, token, "worker")
 
     def _run(self, timeouts: dict[str, float]) -> None:
         loop = self._loop
@@ -127,9 +128,12 @@ def run_python(
     timeout_s: float = 60,
 ) -> subprocess.CompletedProcess[str]:
     """Runs this Python in that directory, with an environment that names no cluster."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("REGROW_", "JAX_", "IFRT_"))}
+    kept = ("REGROW_HOME", "REGROW_TEST_RUN")
+    ours = ("REGROW_", "JAX_", "IFRT_")
+    env = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(ours)}
     env["PYTHONPATH"] = SOURCES
     env.update(variables or {})
+    env["PYTHONUNBUFFERED"] = "1"
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=directory,

@@ -150,6 +150,37 @@ def test_functions_are_let_go_when_xla_has_let_them_go(rig: Rig) -> None:
     host.close()
 
 
+def test_functions_stay_while_anybody_may_call_them(rig: Rig) -> None:
+    host = rig.host()
+    token = host.register([np.sin])
+    host.start()
+    for holder in ("executable", "host 0", "host 1", "host 1"):
+        rig.do(rig.head.hold, host.nonce, token, holder)
+    rig.do(rig.head.release, host.nonce, token, "executable")
+    rig.do(rig.head.release, host.nonce, token, "host 0")
+    rig.do(rig.head.release, host.nonce, token, "nobody")
+    rig.do(rig.head.release, host.nonce, token, "host 1")
+    time.sleep(0.1)
+    assert host.registered() == 1
+    rig.do(rig.head.release_all, "host 1")
+    eventually(lambda: host.registered() == 0, "the functions to be let go")
+    host.close()
+
+
+def test_a_nonce_is_for_one_session(rig: Rig) -> None:
+    host = rig.host()
+    caught: list[StatusError] = []
+
+    def again() -> None:
+        try:
+            rig.head.open(host.nonce)
+        except StatusError as error:
+            caught.append(error)
+
+    rig.do(again)
+    assert caught[0].code is Code.ALREADY_EXISTS
+
+
 def test_a_client_that_goes_fails_its_calls_at_once(rig: Rig) -> None:
     host = rig.host()
     entered, leave = threading.Event(), threading.Event()

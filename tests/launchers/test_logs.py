@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from regrow.launchers.logs import HostLog, tail
+import pytest
+
+from regrow.launchers.logs import HostLog, tail, telling_line
 
 
 def test_a_log_for_each_incarnation_and_few_of_them(tmp_path):
@@ -37,3 +39,21 @@ def test_the_tail_is_the_last_lines_that_hold_something(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"x" * 100000 + b"\none\n\n  \ntwo \xff\nthree\n\n")
     assert tail(path, lines=2) == ["two \N{REPLACEMENT CHARACTER}", "three"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", ""),
+        ("one\ntwo\n", "two"),
+        ("Traceback:\n  File x\nValueError: no\n", "ValueError: no"),
+        (
+            "F1129 15:14:34 1 x.cc:2] Unknown flag\nFatal Python error: Aborted\n  File x\n",
+            "F1129 15:14:34 1 x.cc:2] Unknown flag",
+        ),
+        ("regrow.errors.LaunchError: a\nregrow: b\nregrow.head  INFO  ends\n", "regrow: b"),
+    ],
+)
+def test_the_line_that_tells_why(tmp_path, text, line):
+    (tmp_path / "log").write_text(text)
+    assert telling_line(tmp_path / "log") == line

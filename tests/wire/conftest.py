@@ -9,13 +9,16 @@ from typing import Any
 
 import hpack
 import pytest
+from hypothesis import settings
 
 from regrow.errors import Code, StatusError
 from regrow.wire import frames, schema
 from regrow.wire.http2 import Connection, Limits
 from regrow.wire.streams import Stream
 
-SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
+# Machines that run tests are busy: how long an example takes says nothing.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @dataclasses.dataclass

@@ -4,7 +4,9 @@
     callbacks.open(nonce)                       # the session with that nonce has begun
     callbacks.adopt(sock, nonce)                # a connection with the preface of `channel.rgcb` came
     callbacks.call(nonce, token, index, payload, done)   # done(answer) once, whatever happens
-    callbacks.free(nonce, token)                # no executable uses these callbacks any longer
+    callbacks.hold(nonce, token, holder)        # an executable, or a program on a host, may use these
+    callbacks.release(nonce, token, holder)     # once for each hold; the last one frees the functions
+    callbacks.release_all(holder)               # the host is gone
     callbacks.close(nonce)                      # the session is over: calls fail now and from now on
 
 All methods are for the loop's thread. An answer is a frame of `channel.rgcb`, also where the head itself
@@ -16,8 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from typing import Final, TypeAlias, final
 
 from regrow.channel import rgcb
@@ -81,8 +83,25 @@ class Callbacks:
         else:
             pool.call(_Call(rgcb.request(rgcb.CALL, token, index), payload, done))
 
+    def hold(self, nonce: str, token: int, holder: Hashable) -> None:
+        """`holder` may use the callbacks of a token until it has released them as often."""
+        pool = self._pools.get(nonce)
+        if pool is not None:
+            pool.hold(token, holder)
+
+    def release(self, nonce: str, token: int, holder: Hashable) -> None:
+        """Undoes one `hold`; after the last of all the client is told to forget its functions."""
+        pool = self._pools.get(nonce)
+        if pool is not None:
+            pool.release(token, holder)
+
+    def release_all(self, holder: Hashable) -> None:
+        """Undoes every `hold` of `holder`."""
+        for pool in self._pools.values():
+            pool.release_all(holder)
+
     def free(self, nonce: str, token: int) -> None:
-        """Tells a client that no executable uses the callbacks of a token any longer."""
+        """Tells the client to forget the functions of a token, unless somebody holds them."""
         pool = self._pools.get(nonce)
         if pool is not None:
             pool.free(token)
@@ -129,6 +148,7 @@ class _Pool:
         self._connections: set[_Connection] = set()
         self._idle: list[_Connection] = []
         self._waiting: deque[_Call] = deque()
+        self._holders: dict[int, Counter[Hashable]] = {}
 
     def adopt(self, sock: socket.socket) -> None:
         if len(self._connections) >= _MAX_CONNECTIONS:
@@ -148,7 +168,28 @@ class _Pool:
             self._waiting.append(call)
             self._limit(call, self._connect_timeout_s, "the client to open a connection for")
 
+    def hold(self, token: int, holder: Hashable) -> None:
+        self._holders.setdefault(token, Counter())[holder] += 1
+
+    def release(self, token: int, holder: Hashable, times: int = 1) -> None:
+        holders = self._holders.get(token)
+        if holders is None:
+            return
+        holders[holder] -= times
+        if holders[holder] <= 0:
+            del holders[holder]
+        if not holders:
+            del self._holders[token]
+            self.free(token)
+
+    def release_all(self, holder: Hashable) -> None:
+        for token, holders in list(self._holders.items()):
+            if holder in holders:
+                self.release(token, holder, holders[holder])
+
     def free(self, token: int) -> None:
+        if token in self._holders:
+            return
         # Also on a busy connection: the client reads it after the call, and nothing waits for it.
         for connection in self._idle[-1:] or list(self._connections)[:1]:
             connection.send(rgcb.request(rgcb.FREE, token))

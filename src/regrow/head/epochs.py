@@ -25,12 +25,14 @@ from regrow.channel.commands import (
 from regrow.errors import Code, SliceLostError, StatusError
 from regrow.head.links import Link
 from regrow.head.topology import Topology
-from regrow.slices import Epoch, EpochBook
+from regrow.slices import Epoch
 
 log = logging.getLogger(__name__)
 
 _TRANSPORT_WORDS = ("gloo", "connection", "collective", "getkeyvalue", "could not join epoch")
 _VERDICTS_KEPT = 256
+# Programs of an epoch that was left for a larger one may still be in flight.
+_EPOCHS_KEPT = 8
 
 
 class Coordinator(Protocol):
@@ -61,8 +63,9 @@ class Epochs:
         self._topology = topology
         self._links = links
         self._coordinator = coordinator
-        self._book = EpochBook()
         self._current: Epoch | None = None
+        self._alive: dict[int, Epoch] = {}
+        self._last = 0
         self._ports: dict[int, dict[int, int]] = {}
         self._inquests: dict[int, Inquest] = {}
         self._verdicts: dict[int, StatusError | None] = {}
@@ -86,9 +89,11 @@ class Epochs:
         if self._current is not None:
             self._close(self._current)
         hosts = sorted(self._links)
-        epoch = self._book.current(hosts)
-        assert epoch is not None, "hosts that have a link are in the book"
-        self._current = epoch
+        self._last += 1
+        epoch = Epoch(self._last, tuple((host, self._links[host].incarnation) for host in hosts))
+        self._current = self._alive[epoch.number] = epoch
+        for number in list(self._alive)[:-_EPOCHS_KEPT]:
+            del self._alive[number]
         self._ports[epoch.number] = {}
         members = [self._topology.devices_of_host(host) for host in hosts]
         for node, host in enumerate(hosts):
@@ -127,14 +132,11 @@ class Epochs:
 
     # --- membership ---
 
-    def host_up(self, host: int, incarnation: int) -> None:
-        """A host takes work."""
-        self._book.host_up(host, incarnation)
-
     def host_lost(self, host: int, incarnation: int, error: SliceLostError) -> None:
         """A host is lost, and with it the epochs that it was in."""
-        for epoch in self._book.host_lost(host, incarnation):
-            self._end(epoch, error)
+        for epoch in list(self._alive.values()):
+            if epoch.has(host, incarnation):
+                self._end(epoch, error)
 
     def coordinator_lost(self) -> None:
         """The services are gone: no epoch can make new connections."""
@@ -160,7 +162,7 @@ class Epochs:
             return
         inquest = self._inquests.get(number)
         if inquest is None:
-            epoch = self._book.get(number)
+            epoch = self._alive.get(number)
             if epoch is None:
                 if then is not None:
                     then(None)
@@ -203,11 +205,11 @@ class Epochs:
                 "outputs and donated inputs of the programs in flight are lost, other arrays are "
                 f"not. Cause: {text[:300]}",
             )
-        self._book.invalidate(epoch.number)
         self._end(epoch, error)
 
     def _end(self, epoch: Epoch, error: StatusError | None) -> None:
         number = epoch.number
+        self._alive.pop(number, None)
         self._verdicts[number] = error
         while len(self._verdicts) > _VERDICTS_KEPT:
             self._verdicts.pop(next(iter(self._verdicts)))

@@ -61,7 +61,6 @@ class Runtime:
         """A slice takes work."""
         for link in links:
             self.buffers.links[link.host] = link
-            self.epochs.host_up(link.host, incarnation)
         if len(self.buffers.links) == self.topology.hosts:
             self.epochs.form_if_needed()
         self._on_change("slice_up", slice_index, incarnation, "")

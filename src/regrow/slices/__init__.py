@@ -1,7 +1,7 @@
 """Membership: slices, hosts, incarnations, deadlines and epochs, without any I/O or clock."""
 
 from regrow.slices.describe import HostStatus, SliceStatus, Status
-from regrow.slices.epochs import Epoch, EpochBook, EpochKey
+from regrow.slices.epochs import Epoch, EpochKey
 from regrow.slices.model import (
     HELD,
     LIVE,
@@ -53,7 +53,6 @@ __all__ = [
     "ContRequested",
     "EndHost",
     "Epoch",
-    "EpochBook",
     "EpochKey",
     "Event",
     "Fence",

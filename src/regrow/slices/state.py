@@ -140,7 +140,7 @@ class Membership:
         return all(machine.state in LIVE for machine in self._slices)
 
     def host_ids(self, index: int) -> range:
-        """The cluster-wide numbers of a slice's hosts, as `EpochBook` wants them."""
+        """The cluster-wide numbers of a slice's hosts, as epochs count them."""
         self._machine(index)
         return range(self._first_host[index], self._first_host[index + 1])
 

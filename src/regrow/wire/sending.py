@@ -155,7 +155,9 @@ class Outbox:
 
     def _frame(self, stream: Stream, room: int) -> None:
         """Make one DATA frame of at most `room` bytes, and queue the stream again if it has more."""
-        pending, chunks, size = stream.pending, [], 0
+        pending = stream.pending
+        chunks: list[Buffer] = []
+        size = 0
         while pending:
             chunk = pending[0]
             rest = room - size

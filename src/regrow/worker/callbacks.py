@@ -17,10 +17,11 @@ import base64
 import itertools
 import queue
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from regrow.channel import rgcb, values
 from regrow.errors import Code, RegrowError, StatusError, WaitTimeout
@@ -31,10 +32,17 @@ HostFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 
 # Longer than the head waits for the user's function: the head's answer says more.
 _ANSWER_TIMEOUT_S: Final = 3700.0
+_COLLECT_PERIOD_S: Final = 0.2
 _MARK: Final = re.compile(r"<regrow-callback ([A-Z_]+) ([A-Za-z0-9+/=]*)>")
 _XLA: Final = re.compile(
     r"CpuCallback error|xla_(?:ffi|buffer)_(?:partitioned_)?python_\w+_callback"
 )
+
+
+class _Left(NamedTuple):
+    """A program that the worker has closed, but that XLA may still hold."""
+
+    callbacks: rgcb.ProgramCallbacks
 
 
 class HostCallbackError(RegrowError):
@@ -79,7 +87,7 @@ class CallbackRelay:
 
         Args:
             send: Sends a call (number, nonce, token, index, values) to the head.
-            freed: Tells the head that the callbacks of (nonce, token) are not used any longer.
+            freed: Tells the head that one program with the callbacks of (nonce, token) is gone.
             answer_timeout_s: How long a call waits for the head's answer.
         """
         self._freed = freed
@@ -89,7 +97,7 @@ class CallbackRelay:
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[values.Buffer]] = {}
         self._closed: bytes | None = None
-        self._dropped: queue.SimpleQueue[rgcb.ProgramCallbacks | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[rgcb.ProgramCallbacks | _Left | None] = queue.SimpleQueue()
         self._reporter: threading.Thread | None = None
 
     def report_dropped(self, program: object, callbacks: rgcb.ProgramCallbacks) -> None:
@@ -101,11 +109,27 @@ class CallbackRelay:
                 )
                 self._reporter.start()
         # The last reference may go anywhere, also where a lock is held: only the queue is touched.
-        weakref.finalize(program, self._dropped.put, callbacks).atexit = False
+        weakref.finalize(program, self._events.put, callbacks).atexit = False
+
+    def expect_drop(self, callbacks: rgcb.ProgramCallbacks) -> None:
+        """A program whose drop is to be reported is left to XLA from now on."""
+        self._events.put(_Left(callbacks))
 
     def _report(self) -> None:
-        while (dropped := self._dropped.get()) is not None:
-            self._freed(dropped.nonce, dropped.token)
+        left: set[rgcb.ProgramCallbacks] = set()
+        while True:
+            try:
+                event = self._events.get(timeout=_COLLECT_PERIOD_S if left else None)
+            except queue.Empty:
+                _collect_xla_garbage()
+                continue
+            if event is None:
+                return
+            if isinstance(event, _Left):
+                left.add(event.callbacks)
+            else:
+                left.discard(event)
+                self._freed(event.nonce, event.token)
 
     def call(self, nonce: str, token: int, index: int, payload: bytes) -> values.Buffer:
         """Waits for the answer to a call: a frame of `channel.rgcb`.
@@ -142,7 +166,7 @@ class CallbackRelay:
         with self._lock:
             self._closed = answer
             waiting = list(self._waiting.values())
-        self._dropped.put(None)
+        self._events.put(None)
         for answers in waiting:
             answers.put(answer)
 
@@ -167,6 +191,8 @@ class HostCallbacks:
         calls = _Calls(relay, callbacks, entered)
         self.functions = tuple(_function(calls, index) for index in range(callbacks.number))
         self._calls: _Calls | None = calls
+        self._callbacks = callbacks
+        self._relay = relay
         relay.report_dropped(calls, callbacks)
 
     @property
@@ -184,8 +210,10 @@ class HostCallbacks:
 
     def close(self) -> None:
         """Leaves the functions to XLA alone."""
-        self._calls = None
-        self.functions = ()
+        if self._calls is not None:
+            self._relay.expect_drop(self._callbacks)
+            self._calls = None
+            self.functions = ()
 
 
 @final
@@ -214,6 +242,13 @@ class _Calls:
         except RegrowError as error:
             raise HostCallbackError(Code.UNKNOWN, f"a host callback failed: {error}") from None
         raise HostCallbackError(*answer)
+
+
+def _collect_xla_garbage() -> None:
+    """XLA's threads cannot drop Python objects; jaxlib does it for them, when it is asked to."""
+    jaxlib = sys.modules.get("jaxlib._jax")
+    if jaxlib is not None:
+        jaxlib.collect_garbage()
 
 
 def _function(calls: _Calls, index: int) -> HostFunction:

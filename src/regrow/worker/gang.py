@@ -226,7 +226,7 @@ class Gang:
 
     def retire(self) -> None:
         """Leaves in good order: the programs in flight end by themselves, there are no new ones."""
-        if self.failure is None:
+        if self.failure is None and not self._retired:
             self._retired = True
             self._watched.release()
             threading.Thread(target=self._put_aside, name="epoch-reaper", daemon=True).start()
@@ -242,7 +242,8 @@ class Gang:
         cut = _cut(self._port, ports)
         log.info("epoch %d ends: %d launches poisoned, %d links cut", self.epoch, poisoned, cut)
         self._watched.release()
-        threading.Thread(target=self._put_aside, name="epoch-reaper", daemon=True).start()
+        if not self._retired:
+            threading.Thread(target=self._put_aside, name="epoch-reaper", daemon=True).start()
 
     def _poison(self, launches: Iterable[int], message: str) -> int:
         domain = self.domain

@@ -30,6 +30,7 @@ from regrow.worker.store import Part, PartError, Store, wait_for
 log = logging.getLogger(__name__)
 
 _HELPERS: Final = 512
+_GANGS_KEPT: Final = 8
 
 
 class Sender(Protocol):
@@ -343,8 +344,9 @@ class Host:
         if command.epoch in self._failed_epochs:
             self._fail_epoch(self._failed_epochs[command.epoch])
         if former is not None:
-            self._gangs.pop(former.epoch, None)
             former.retire()
+            for epoch in list(self._gangs)[:-_GANGS_KEPT]:
+                self._gangs.pop(epoch).retire()
 
     def _adopt(self, _: c.Adopt) -> None:
         gang = self.gang
