@@ -34,10 +34,10 @@ PARTITION = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The shape of the transformer; some 0.6 million weights as it stands."""
+    """The shape of the transformer; some 0.4 million weights as it stands."""
 
     layers: int = 2
-    width: int = 160
+    width: int = 128
     heads: int = 4
     context: int = 64
 

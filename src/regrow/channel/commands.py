@@ -310,7 +310,7 @@ class Callback(NamedTuple):
     call: int
     nonce: str
     token: int
-    index: int
+    function: int
     payload: bytes
 
 

@@ -70,7 +70,9 @@ class ArrayRequests:
             kind, dims = buffer.dtype.kind, tuple(buffer.shape.dims)
             memory = self._take(buffer.host_buffer_handle, kind, dims)
             assert memory is not None, "all buffers were there a moment ago"
-            strides = tuple(buffer.byte_strides.strides) if buffer.HasField("byte_strides") else None
+            strides = (
+                tuple(buffer.byte_strides.strides) if buffer.HasField("byte_strides") else None
+            )
             for shard in indices.indices:
                 one = self._placed(memory, kind, dims, strides, sharding.single(shard))
                 pieces[shard] = one.piece(0)
@@ -89,7 +91,7 @@ class ArrayRequests:
         return handle in self._tables.host_buffers or _is_empty(kind, dims)
 
     def _take(self, handle: int, kind: int, dims: Any) -> Memory | None:
-        memory = self._tables.host_buffers.pop(handle, None)
+        memory: Memory | StatusError | None = self._tables.host_buffers.pop(handle, None)
         if isinstance(memory, StatusError):
             raise memory
         if memory is None and _is_empty(kind, dims):
@@ -181,9 +183,7 @@ class ArrayRequests:
         dealt: list[list[Piece | None]] = [[None] * len(sh.devices) for _, sh in specs]
         _deal_by_interval(body.plan, arrays, dealt)
         _deal_by_device(body.plan, arrays, dealt, [sharding for _, sharding in specs])
-        for handle, (spec, sharding), pieces in zip(
-            body.result_handles, specs, dealt, strict=True
-        ):
+        for handle, (spec, sharding), pieces in zip(body.result_handles, specs, dealt, strict=True):
             if None in pieces:
                 raise StatusError.user(
                     Code.INVALID_ARGUMENT, "the remap plan leaves a shard of an output empty"
@@ -268,7 +268,7 @@ class ArrayRequests:
         strides = tuple(body.byte_strides.strides) if body.HasField("byte_strides") else None
         later = Later()
 
-        def done(error: StatusError | None, value: Memory | None) -> None:
+        def done(error: StatusError | None, value: Any) -> None:
             if error is None:
                 self._tables.host_buffers[body.host_buffer_handle] = value
             response = proxy.IfrtResponse()
@@ -382,4 +382,3 @@ def _deal_by_device(
             source = dict(zip(array.sharding.devices, array.pieces(), strict=True))
             for device in given.device_list.device_ids:
                 dealt[entry.out_array][places[device]] = source[device]
-

@@ -108,9 +108,7 @@ class CompileService:
             return
         job.attempts += 1
         link.ask(
-            lambda rid: Compile(
-                rid, job.key, job.program, job.options, job.spans, job.callbacks
-            ),
+            lambda rid: Compile(rid, job.key, job.program, job.options, job.spans, job.callbacks),
             lambda error, value: self._answered(job, error, value),
         )
 

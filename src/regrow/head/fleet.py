@@ -372,9 +372,7 @@ class Fleet:
         """
         await self._until(self.membership.all_up, "", timeout_s)
 
-    async def _until(
-        self, done: Callable[[], bool], what: str, timeout_s: float | None
-    ) -> None:
+    async def _until(self, done: Callable[[], bool], what: str, timeout_s: float | None) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 while not done():
@@ -382,4 +380,3 @@ class Fleet:
         except TimeoutError:
             waited = what or f"all slices: {self.membership.describe_wait(time.monotonic())}"
             raise WaitTimeout(waited, timeout_s or 0) from None
-

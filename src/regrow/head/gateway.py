@@ -170,4 +170,3 @@ def _add_device(init: Any, device: int, topology: Topology) -> None:
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
-

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, final
 
 from regrow.channel.arena import Arena, Block
-from regrow.channel.commands import Bulk, Free, Segment, pack
+from regrow.channel.commands import Free, Segment, pack
 from regrow.errors import Code, StatusError
 
 Waiter: TypeAlias = Callable[[StatusError | None, Any], None]
@@ -110,7 +110,7 @@ class Link:
 
     # --- shared memory ---
 
-    def reach(self, lease: Lease) -> Bulk:
+    def reach(self, lease: Lease) -> tuple[int, int, int]:
         """How this process refers to shared memory; told of its segment first, if new to it."""
         segment, offset, size = lease.block.ref()
         if segment not in self._segments:

@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return serve_head(HeadConfig.load(options.config))
     except RegrowError as error:
-        print(f"regrow: {error}", file=sys.stderr)
+        sys.stderr.write(f"regrow: {error}\n")
         return 3
 
 
@@ -221,4 +221,3 @@ def serve_head(config: HeadConfig) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run())
     return 0
-

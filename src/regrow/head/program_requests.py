@@ -239,7 +239,9 @@ class ProgramRequests:
             Array(kind, shape, sharding, whole=out)
             for out, (kind, shape, sharding) in zip(outs, program.outputs, strict=True)
         ]
-        pieces = [] if status is None else [(status, s) for s in range(len(status.placement.devices))]
+        pieces = (
+            [] if status is None else [(status, s) for s in range(len(status.placement.devices))]
+        )
         return made, pieces
 
     def _executed(
@@ -278,7 +280,7 @@ class ProgramRequests:
                 outs.append(error)
             if program.donate:
                 array.delete()
-        status = next((out for out in outs if isinstance(out, StatusError)), [])
+        status: Any = next((out for out in outs if isinstance(out, StatusError)), [])
         return self._executed(body, outputs, outs, status)
 
     def loaded_executable_fetch_execute_result_request(self, body: Any) -> Any:

@@ -114,9 +114,7 @@ class Runtime:
             if link.lost is None:
                 link.send(c.CallbackResult(command.call, bytes(answer)))
 
-        self.callbacks.call(
-            command.nonce, command.token, command.index, command.payload, done
-        )
+        self.callbacks.call(command.nonce, command.token, command.function, command.payload, done)
 
 
 def _error_of(failed: c.Failed) -> StatusError:

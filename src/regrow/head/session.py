@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 from google.protobuf.message import DecodeError
 
@@ -43,10 +43,6 @@ _RESULTS: Final = {
     "fully_replicated_shard_request": ("result_handle",),
     "loaded_executable_execute_request": ("result_array_handle", "result_status_handle"),
 }
-
-
-class Requests(Protocol):
-    """A group of request handlers: methods named as the requests, less "_request"."""
 
 
 @final
@@ -176,8 +172,10 @@ class Session:
                 raise StatusError(Code.UNIMPLEMENTED, f"{what} is not supported by this server")
             body = getattr(request, name)
             answer = handler(body)
-        except Exception as error:  # noqa: BLE001 - every error becomes the client's
-            status = self._status(name, error)
+        except Exception as error:
+            if not isinstance(error, RegrowError):
+                log.exception("session %d: %s failed", self.session_id, name)
+            status = error if isinstance(error, StatusError) else from_exception(error)
             if name in _RESULTS:
                 self._poison(_RESULTS[name], getattr(request, name), status)
             self._refuse(meta.op_id, status)
@@ -189,11 +187,6 @@ class Session:
         else:
             self._reply(meta.op_id, name, answer)
         return True
-
-    def _status(self, name: str | None, error: Exception) -> StatusError:
-        if not isinstance(error, RegrowError):
-            log.exception("session %d: %s failed", self.session_id, name)
-        return error if isinstance(error, StatusError) else from_exception(error)
 
     def _poison(self, fields: tuple[str, ...], body: Any, error: StatusError) -> None:
         for field in fields:

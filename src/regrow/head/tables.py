@@ -70,8 +70,8 @@ class Tables:
             StatusError: There is none, or it is an error instead of an array.
         """
         array = self.arrays.get(handle)
-        if array.__class__ is Array:
-            return array  # type: ignore[return-value]
+        if isinstance(array, Array):
+            return array
         if isinstance(array, StatusError):
             raise array
         raise unknown(f"array handle {handle}")

@@ -7,14 +7,16 @@ array in flight is a promise to its new host (`Expect`), so the client never wai
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
 from regrow.channel.arena import Arena
 from regrow.channel.commands import (
+    Bulk,
     Copy,
     Expect,
     Fill,
@@ -101,6 +103,7 @@ class Transfers:
         memory_kind: str | None,
     ) -> None:
         spans = buffer.placement.spans
+        bulk: Bulk
         if isinstance(memory, Lease) and link.shares_memory:
             bulk, lease = link.reach(memory), link.hold(memory)
         else:
@@ -125,7 +128,7 @@ class Transfers:
         kind: int,
         shape: tuple[int, ...],
         strides: tuple[int, ...] | None,
-        done: Callable[[StatusError | None, memoryview | bytes | Lease | None], None],
+        done: Waiter,
     ) -> None:
         """Brings one shard to the head, laid out by `strides` (None: C order)."""
         itemsize = numpy_dtype(kind).itemsize
@@ -143,10 +146,10 @@ class Transfers:
                 link.released((hold,))
             done(error, lease if lease is not None and error is None else value)
 
-        link.ask(
-            lambda rid: Get(rid, buffer.aid, position, bulk, strides, None),
-            self._judged(answered),
+        question = functools.partial(
+            _get_region, aid=buffer.aid, shard=position, bulk=bulk, strides=strides, region=None
         )
+        link.ask(question, self._judged(answered))
 
     def ready(self, pieces: Sequence[Piece], waiter: Waiter) -> None:
         """Calls `waiter` when all these shards hold values, or with the first error."""
@@ -172,7 +175,7 @@ class Transfers:
 
         one = self._judged(gather(len(by_host), answered))
         for host, aids in by_host.items():
-            self._buffers.links[host].ask(lambda rid, aids=aids: Ready(rid, aids), one)
+            self._buffers.links[host].ask(functools.partial(_ready, aids=aids), one)
 
     def _judged(self, waiter: Waiter) -> Waiter:
         """Has errors of programs across hosts wait for their verdict."""
@@ -268,9 +271,7 @@ class Transfers:
             self._buffers.links[host].send(Expect(target.aid, kind, where, memory_kind))
         return target
 
-    def _send_shard(
-        self, piece: Piece, shape: tuple[int, ...], kind: int, target: Piece
-    ) -> None:
+    def _send_shard(self, piece: Piece, shape: tuple[int, ...], kind: int, target: Piece) -> None:
         def arrived(error: StatusError | None, value: Any) -> None:
             # `piece` is kept until here, so that the source outlives the transfer.
             self._deliver(target, piece[0].aid, shape, error, value)
@@ -288,6 +289,7 @@ class Transfers:
         if error is not None:
             link.send(FillError(buffer.aid, int(error.code), error.message))
             return
+        bulk: Bulk
         if isinstance(value, Lease) and link.shares_memory:
             bulk, lease = link.reach(value), link.hold(value)
         else:
@@ -305,9 +307,7 @@ class Transfers:
         by_target: dict[int, list[Any]] = {}
         for piece in plan:
             by_target.setdefault(piece.dst_shard, []).append(piece)
-        target = self._expect(
-            array.kind, sharding.devices, sharding.memory_kind or "device"
-        )
+        target = self._expect(array.kind, sharding.devices, sharding.memory_kind or "device")
         pieces = array.pieces()
         regions = sharding.indices(array.shape)
         sources = array.sharding.indices(array.shape)
@@ -343,21 +343,31 @@ class Transfers:
             corner = relative(place, region)
             offset = sum(p.start * stride for p, stride in zip(corner, strides, strict=True))
             wanted = [(part.start, part.stop) for part in inside]
+            bulk: Bulk | None
             if link.shares_memory:
-                segment, base, _size = link.reach(lease)  # type: ignore[misc]
+                segment, base, _ = link.reach(lease)
                 bulk = (segment, base + offset, size - offset)
                 hold = link.hold(lease)
-                link.ask(
-                    lambda rid, a=buffer.aid, p=position, b=bulk, w=wanted: Get(
-                        rid, a, p, b, strides, w
-                    ),
-                    self._judged(_releasing(link, hold, one)),
-                )
+                waiter = _releasing(link, hold, one)
             else:
-                link.ask(
-                    lambda rid, a=buffer.aid, p=position, w=wanted: Get(rid, a, p, None, None, w),
-                    self._judged(_placing(whole, corner, dtype, one)),
-                )
+                bulk, waiter = None, _placing(whole, corner, dtype, one)
+            question = functools.partial(
+                _get_region,
+                aid=buffer.aid,
+                shard=position,
+                bulk=bulk,
+                strides=None if bulk is None else strides,
+                region=wanted,
+            )
+            link.ask(question, self._judged(waiter))
+
+
+def _ready(rid: int, *, aids: Sequence[int]) -> Ready:
+    return Ready(rid, aids)
+
+
+def _get_region(rid: int, **fields: Any) -> Get:
+    return Get(rid, **fields)
 
 
 def _releasing(link: Link, hold: int, waiter: Waiter) -> Waiter:

@@ -270,7 +270,7 @@ class Gang:
         self._watch.clear()
         self.domain = None
         self._agent = None
-        jax.clear_caches()
+        jax.clear_caches()  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

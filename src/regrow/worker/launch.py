@@ -33,7 +33,9 @@ class Launcher:
     def run_home(self, command: Execute, program: Program) -> None:
         """Runs a program of this host alone: here, or on a helper where it might block."""
         parts = [self._store.get(aid) for aid in command.args]
-        if program.callbacks is not None or any(part.pending or part.busy is not None for part in parts):
+        if program.callbacks is not None or any(
+            part.pending or part.busy is not None for part in parts
+        ):
             self._run_aside(command, program, parts)
             return
         try:
@@ -185,4 +187,3 @@ class Launcher:
 
 def _results(command: Execute) -> list[int]:
     return [*command.outs, command.status] if command.status else list(command.outs)
-

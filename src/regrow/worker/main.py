@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol
 
 from regrow.channel import commands as c
-from regrow.channel.handshake import Identity
+from regrow.channel.handshake import Identity, Role
 from regrow.channel.worker_end import WorkerChannel
 from regrow.errors import RegrowError
 from regrow.worker.platform import initialise
@@ -65,7 +65,7 @@ def run_coordinator(spec: dict[str, Any]) -> NoReturn:
     _serve(spec, "coordinator", lambda: Coordinator(spec.get("hostname", "127.0.0.1")))
 
 
-def _serve(spec: dict[str, Any], role: str, make: Callable[[], Service]) -> NoReturn:
+def _serve(spec: dict[str, Any], role: Role, make: Callable[[], Service]) -> NoReturn:
     logging.basicConfig(level=spec.get("log_level", "INFO").upper(), stream=sys.stderr)
     try:
         status = _serve_until_end(spec, role, make)
@@ -78,8 +78,8 @@ def _serve(spec: dict[str, Any], role: str, make: Callable[[], Service]) -> NoRe
     os._exit(status)
 
 
-def _serve_until_end(spec: dict[str, Any], role: str, make: Callable[[], Service]) -> int:
-    import jaxlib
+def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Service]) -> int:
+    from jaxlib.version import __version__ as jaxlib_version
 
     initialise()
     service = make()
@@ -99,7 +99,7 @@ def _serve_until_end(spec: dict[str, Any], role: str, make: Callable[[], Service
     )
     service.connect(channel)
     channel.connect(_CONNECT_S)
-    channel.send(c.pack_all([c.Up(jaxlib.__version__, True)]))
+    channel.send(c.pack_all([c.Up(jaxlib_version, True)]))
     service.run()
     channel.close()
     return 0

@@ -42,9 +42,9 @@ def initialise() -> None:
     """Process-wide settings that every executing process needs, before any client is made."""
     from jaxlib import lapack
 
-    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
     # The client side of JAX does this when it lowers linear algebra; without it the call crashes.
-    lapack._lapack.initialize()
+    lapack._lapack.initialize()  # type: ignore[attr-defined]
 
 
 def make_home_client(devices: int) -> Client:

@@ -7,8 +7,9 @@ from typing import Any, final
 
 import numpy as np
 from jax._src.interpreters import mlir as jax_mlir
-from jax._src.lib.mlir import ir
+from jaxlib import _jax
 from jaxlib import xla_client as xc
+from jaxlib.mlir import ir
 
 from regrow.channel import rgcb
 from regrow.channel.commands import Load
@@ -39,9 +40,9 @@ def parse_module(program: bytes) -> Any:
     context = jax_mlir.make_ir_context()
     with context:
         try:
-            module = xc._xla.mlir.deserialize_portable_artifact(program, context)
+            module = _jax.mlir.deserialize_portable_artifact(program, context)
             return module if isinstance(module, ir.Module) else ir.Module.parse(module)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - MLIR raises many kinds
             raise _unreadable(program, error) from None
 
 

@@ -126,7 +126,7 @@ class Part:
         if self.error is not None:
             raise self.error
         if self.shards is None:
-            whole = self.whole
+            whole: Any = self.whole
             self.shards = list(whole) if isinstance(whole, list) else list(whole._arrays)
         return self.shards
 
@@ -153,7 +153,7 @@ class Part:
                 domain.adopt(shard, device)
                 for shard, device in zip(shards, self.devices, strict=True)
             ]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the part carries it
             self.error = PartError.of(error, self.epoch)
             self.shards = None
         self.whole = None
@@ -224,7 +224,7 @@ def wait_for(parts: Iterable[Part], done: Callable[[Any], None] | None = None) -
         try:
             for array in part.arrays():
                 array.block_until_ready()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - XLA raises many kinds
             raise PartError.of(error, part.epoch) from None
         part.epoch = 0
         if done is not None:

@@ -92,7 +92,7 @@ def get(command: Get, part: Part, memory: ArenaView) -> bytes | None:
     """
     try:
         value = np.asarray(part.singles()[command.shard])
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - XLA raises many kinds
         raise PartError.of(error, part.epoch) from None
     if command.region is not None:
         value = value[tuple(slice(start, stop) for start, stop in command.region)]
@@ -109,11 +109,10 @@ def get(command: Get, part: Part, memory: ArenaView) -> bytes | None:
 def _extent(value: np.ndarray[Any, Any], strides: Sequence[int]) -> int:
     if not value.size:
         return 0
-    last = sum((dim - 1) * stride for dim, stride in zip(value.shape, strides, strict=True))
+    last: int = sum((dim - 1) * stride for dim, stride in zip(value.shape, strides, strict=True))
     return last + value.itemsize
 
 
 def _lay_out(value: np.ndarray[Any, Any], buffer: Any, strides: Strides) -> None:
     if value.size:
         np.ndarray(value.shape, value.dtype, buffer, 0, strides)[...] = value
-
