@@ -156,7 +156,7 @@ def train(
 def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="Trains a byte-level transformer elastically.")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--snapshot-interval", type=int, default=10, help="in steps")
     parser.add_argument("--poll-interval", type=float, default=0.5, help="of slices, in seconds")
     parser.add_argument("--batch", type=int, default=12, help="rounded up to suit any slice count")

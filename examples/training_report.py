@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-PLAIN_LINES = 20  # progress lines of a whole run, where there is no terminal
+PLAIN_EVERY_S = 1.0  # between lines of progress where there is no terminal
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class TrainingReport:
         self._events: list[Event] = []
         # When a change of slices was seen, while its first step has not been taken.
         self._pending_since: float | None = None
+        self._next_line_s = 0.0
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -90,13 +91,13 @@ class TrainingReport:
         if self._pending_since is not None:
             self._tell(f"first step on {_named(self._live)}", since=self._pending_since)
             self._pending_since = None
-        if not self._console.is_terminal:
-            every = max(1, self._total // PLAIN_LINES)
-            if step % every == 0 or step + 1 == self._total:
-                live = " ".join(map(str, sorted(self._live)))
-                self._console.print(
-                    f"{now:6.1f} s  step {step + 1:4d}/{self._total}  loss {loss:.3f}  slices {live}"
-                )
+        last = step + 1 == self._total
+        if not self._console.is_terminal and (last or now >= self._next_line_s):
+            self._next_line_s = now + PLAIN_EVERY_S
+            live = " ".join(map(str, sorted(self._live)))
+            self._console.print(
+                f"{now:6.1f} s  step {step + 1:4d}/{self._total}  loss {loss:.3f}  slices {live}"
+            )
 
     def summarize(self, out: Path) -> None:
         """Draws the run into `out` and prints its table."""

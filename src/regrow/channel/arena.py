@@ -188,6 +188,11 @@ class Arena:
         self._idle_bytes = 0
 
     @property
+    def limit_bytes(self) -> int:
+        """What blocks in use and idle ones may take together."""
+        return self._limit_bytes
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of blocks that are handed out."""
         self._settle()

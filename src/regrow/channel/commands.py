@@ -43,7 +43,10 @@ class Segment(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Make a part from host memory. `lease` is reported back when the bulk is no longer needed."""
+    """Make a part from host memory. `lease` is reported back when the bulk is no longer needed.
+
+    With `keep` the arrays may live in the bulk, so that the lease lasts as long as they do.
+    """
 
     aid: int
     kind: int
@@ -52,6 +55,7 @@ class Put(NamedTuple):
     memory_kind: str
     spans: bool
     lease: int
+    keep: bool
 
 
 class Load(NamedTuple):

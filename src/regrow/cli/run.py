@@ -43,7 +43,9 @@ def command(
     options = to_cluster_options(values)
     faults: tuple[FaultEvent, ...] = parse_schedule(chaos, options.slices) if chaos else ()
     for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _end)
+        # What is ignored (by nohup, say) stays so.
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _end)
     home = Home()
     purpose = f"regrow run {task}"
     with (

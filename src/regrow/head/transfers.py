@@ -38,6 +38,8 @@ Memory: TypeAlias = "bytes | bytearray | Lease"
 """Bytes of a client: small ones as such, large ones in shared memory."""
 
 INLINE_BYTES: Final = 32 * 1024
+# Arrays may live in shared memory as long as this much of it is left for what is on its way.
+_KEPT_SHARE: Final = 0.5
 
 
 @final
@@ -48,6 +50,7 @@ class Transfers:
         self._buffers = buffers
         self._epochs = epochs
         self._arena = arena
+        self._keep_below_bytes = int(arena.limit_bytes * _KEPT_SHARE)
 
     def room(self, size: int) -> Memory:
         """Memory for `size` bytes.
@@ -108,7 +111,9 @@ class Transfers:
             bulk, lease = link.reach(memory), link.hold(memory)
         else:
             bulk, lease = bytes(memory.view if isinstance(memory, Lease) else memory), 0
-        link.send(Put(buffer.aid, kind, bulk, shards, memory_kind or "device", spans, lease))
+        keep = self._arena.used_bytes < self._keep_below_bytes
+        where = memory_kind or "device"
+        link.send(Put(buffer.aid, kind, bulk, shards, where, spans, lease, keep))
 
     def empty(self, kind: int, shape: tuple[int, ...], sharding: Sharding) -> Buffer:
         """A buffer without bytes: a token, or an array with a dimension of 0."""

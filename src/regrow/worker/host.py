@@ -203,12 +203,12 @@ class Host:
     def _put(self, command: c.Put) -> None:
         domain = self._gang_domain() if command.spans else self.home
         try:
-            part = transfers.put(command, self._memory, domain)
+            part = transfers.put(
+                command, self._memory, domain, lambda: self.report(c.Released((command.lease,)))
+            )
         except Exception as error:  # noqa: BLE001 - the part carries it
             part = Part.failed(self.home, PartError.of(error))
         self.store.set(command.aid, part)
-        if command.lease:
-            self.report(c.Released((command.lease,)))
 
     def _gang_domain(self) -> Domain:
         gang = self.gang

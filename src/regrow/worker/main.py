@@ -17,6 +17,7 @@ from regrow.worker.platform import initialise
 log = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 30.0
+_SWITCH_S: Final = 0.0005
 HEAD_GONE: Final = 75
 """Exit status of a process that lost its head."""
 
@@ -81,6 +82,8 @@ def _serve(spec: dict[str, Any], role: Role, make: Callable[[], Service]) -> NoR
 def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Service]) -> int:
     from jaxlib.version import __version__ as jaxlib_version
 
+    # The reader must not wait long for the interpreter while the executor is busy.
+    sys.setswitchinterval(_SWITCH_S)
     initialise()
     service = make()
     identity = Identity(role, spec["slice"], spec["host"], spec["incarnation"], os.getpid())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,24 +11,29 @@ import numpy as np
 from regrow.channel.arena import ArenaView
 from regrow.channel.commands import Bulk, Copy, Get, Put
 from regrow.wire.dtypes import numpy_dtype
-from regrow.worker.platform import COPY_NOW, Domain
+from regrow.worker.platform import COPY_NOW, KEEP, Domain
 from regrow.worker.store import Part, PartError, Store
 
 Strides: TypeAlias = "Sequence[int] | None"
 _INLINE_BYTES = 64 * 1024
 
 
-def put(command: Put, memory: ArenaView, domain: Domain) -> Part:
-    """A part from host memory. The bulk may be reused when this returns."""
-    buffer, dtype = view(command.bulk, memory), numpy_dtype(command.kind)
-    inline = isinstance(command.bulk, bytes)
+def put(
+    command: Put, memory: ArenaView, domain: Domain, release: Callable[[], None]
+) -> Part:
+    """A part from host memory; `release` is called when the bulk may be reused, by any thread."""
+    dtype = numpy_dtype(command.kind)
+    buffer: Any = view(command.bulk, memory)
+    semantics = KEEP if command.keep or isinstance(buffer, bytes) else COPY_NOW
+    if command.lease:
+        # Arrays that live in the bulk have this one as their base, whoever holds them. A memoryview
+        # would not do: numpy goes past it to the mapping.
+        buffer = np.frombuffer(buffer, np.uint8)
+        weakref.finalize(buffer, release)
     shards = []
     for device, offset, dims, strides in command.shards:
         value: np.ndarray[Any, Any] = np.ndarray(dims, dtype, buffer, offset, strides)
-        if inline:
-            shards.append(domain.put(value, device, command.memory_kind))
-        else:
-            shards.append(domain.put(value, device, command.memory_kind, COPY_NOW))
+        shards.append(domain.put(value, device, command.memory_kind, semantics))
     return Part(domain, [shard[0] for shard in command.shards], shards)
 
 
