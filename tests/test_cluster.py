@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from regrow import LocalCluster
-from regrow.cluster import ClusterOptions, start_cluster
+from regrow.cluster import start_cluster
+from regrow.config import ClusterOptions
 from regrow.errors import (
     ClusterError,
     ClusterStartError,

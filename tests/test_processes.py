@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from regrow import processes
-from regrow.processes import RUN_MARK, Child, ProcessId, ProcessStat
+from regrow.processes import RUN_MARK, Child, ProcessId, ProcessStat, tail, telling_line
 
 
 @pytest.fixture
@@ -207,3 +207,32 @@ def test_a_server_is_no_client():
         RUN_MARK: "run",
     }
     assert "PYTHONPATH" not in processes.server_environ({"PYTHONPATH": site}, "run")
+
+
+def test_a_log_that_is_not_there_says_nothing(tmp_path):
+    assert tail(tmp_path / "log") == []
+    assert telling_line(tmp_path / "log") == ""
+
+
+def test_the_tail_is_the_last_lines_that_hold_something(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 100000 + b"\none\n\n  \ntwo \xff\nthree\n\n")
+    assert tail(path, lines=2) == ["two \N{REPLACEMENT CHARACTER}", "three"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", ""),
+        ("one\ntwo\n", "two"),
+        ("Traceback:\n  File x\nValueError: no\n", "ValueError: no"),
+        (
+            "F1129 15:14:34 1 x.cc:2] Unknown flag\nFatal Python error: Aborted\n  File x\n",
+            "F1129 15:14:34 1 x.cc:2] Unknown flag",
+        ),
+        ("regrow.errors.LaunchError: a\nregrow: b\nregrow.head  INFO  ends\n", "regrow: b"),
+    ],
+)
+def test_the_line_that_tells_why(tmp_path, text, line):
+    (tmp_path / "log").write_text(text)
+    assert telling_line(tmp_path / "log") == line

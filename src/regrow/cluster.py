@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 import select
 import socket
 import threading
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, final
 
 from regrow.client import Settings, environ
-from regrow.config import HeadConfig, LogLevel, TcpConfig
+from regrow.config import IN_HOME, ClusterOptions, HeadConfig
 from regrow.control import Method, request
 from regrow.errors import ClusterError, NoClusterError
 from regrow.home import CLUSTER_VARIABLE, HOME_VARIABLE, ClusterState, Home
@@ -22,71 +21,28 @@ from regrow.supervise import Supervisor
 
 START_DEADLINE_S: Final = 120.0
 _ACT_DEADLINE_S: Final = 30.0
-_FROM_HOME: Final = "from the home"
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
-    """What a cluster is to be like (the meaning of each is told in `HeadConfig`).
+def head_config(options: ClusterOptions, home: Home, state: ClusterState) -> HeadConfig:
+    """The configuration of the head of a cluster that is entered in a home.
 
-    Attributes:
-        host: Address for clients over TCP.
-        port: Port for clients over TCP, 0 for any; None: no TCP.
-        token: What clients over TCP must present; by default a random one is made.
-        allow_no_token: Let clients over TCP come without a token.
-        compile_cache_dir: Where compiled programs are kept; default: in the home; None: nowhere.
-        log_dir: Where the logs of its processes are kept; None: as long as it runs.
+    Raises:
+        UsageError: If a value is out of range, or values contradict each other.
     """
-
-    slices: int = 2
-    devices_per_slice: int = 2
-    hosts_per_slice: int = 1
-    restore_after_s: float | None = None
-    num_elastic_instances: int | None = None
-    hang_after_s: float = 5.0
-    reconnect_s: float = 3.0
-    start_deadline_s: float = 60.0
-    host: str = "127.0.0.1"
-    port: int | None = None
-    token: str | None = None
-    allow_no_token: bool = False
-    compile_cache_dir: str | None = _FROM_HOME
-    allow_colocated_python: bool = True
-    log_dir: str | None = None
-    log_level: LogLevel = "info"
-
-    def head_config(self, home: Home, state: ClusterState) -> HeadConfig:
-        """The configuration of a head with these options.
-
-        Raises:
-            UsageError: If a value is out of range, or values contradict each other.
-        """
-        shared = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in ("host", "port", "token", "compile_cache_dir", "log_dir")
-        }
-        cache = self.compile_cache_dir
-        return HeadConfig(
-            name=state.name,
-            run_id=state.run_id,
-            home=str(home.path),
-            dir=state.dir,
-            socket_dir=state.socket_dir,
-            tcp=self._tcp(),
-            compile_cache_dir=str(home.path / "cache") if cache == _FROM_HOME else cache,
-            logs=self.log_dir,
-            **shared,
-        )
-
-    def _tcp(self) -> TcpConfig | None:
-        if self.port is None:
-            return None
-        token = self.token
-        if token is None and not self.allow_no_token:
-            token = secrets.token_urlsafe(24)
-        return TcpConfig(self.host, self.port, token)
+    changed = ("host", "port", "token", "compile_cache_dir", "log_dir")
+    names = [field.name for field in dataclasses.fields(options) if field.name not in changed]
+    cache = options.compile_cache_dir
+    return HeadConfig(
+        name=state.name,
+        run_id=state.run_id,
+        home=str(home.path),
+        dir=state.dir,
+        socket_dir=state.socket_dir,
+        tcp=options.tcp(),
+        compile_cache_dir=str(home.path / "cache") if cache == IN_HOME else cache,
+        logs=options.log_dir,
+        **{name: getattr(options, name) for name in names},
+    )
 
 
 def start_cluster(
@@ -113,7 +69,7 @@ def start_cluster(
     home = home or Home()
     state = home.claim(name, stem=stem, purpose=purpose)
     try:
-        config = options.head_config(home, state)
+        config = head_config(options, home, state)
         if config.tcp is not None:
             state = dataclasses.replace(state, token=config.tcp.token)
         return Supervisor(home, state, config)

@@ -1,4 +1,4 @@
-"""What a head is told when it starts."""
+"""What a cluster is to be like, and what its head is told when it starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, cast, final, get_args
@@ -15,6 +16,9 @@ from regrow.errors import UsageError
 LogLevel = Literal["debug", "info", "warning", "error"]
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Longest path of a Unix socket that Linux takes."""
+
+IN_HOME: Final = "in the home"
+"""Stands for the directory of a home where compiled programs are kept."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LONGEST_SOCKET_NAME: Final = "/workers.sock"
@@ -48,6 +52,47 @@ class TcpConfig:
     host: str
     port: int
     token: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What a cluster is to be like (the meaning of each is told in `HeadConfig`).
+
+    Attributes:
+        host: Address for clients over TCP.
+        port: Port for clients over TCP, 0 for any; None: no TCP.
+        token: What clients over TCP must present; by default a random one is made.
+        allow_no_token: Let clients over TCP come without a token.
+        compile_cache_dir: Where compiled programs are kept; default: in the home; None: nowhere.
+        log_dir: Where the logs of its processes are kept; None: as long as it runs.
+    """
+
+    slices: int = 2
+    devices_per_slice: int = 2
+    hosts_per_slice: int = 1
+    restore_after_s: float | None = None
+    num_elastic_instances: int | None = None
+    hang_after_s: float = 5.0
+    reconnect_s: float = 3.0
+    start_deadline_s: float = 60.0
+    host: str = "127.0.0.1"
+    port: int | None = None
+    token: str | None = None
+    allow_no_token: bool = False
+    compile_cache_dir: str | None = IN_HOME
+    allow_colocated_python: bool = True
+    log_dir: str | None = None
+    log_level: LogLevel = "info"
+
+    def tcp(self) -> TcpConfig | None:
+        """Where to listen for clients over TCP; makes a token where one is wanted and none given."""
+        if self.port is None:
+            return None
+        token = self.token
+        if token is None and not self.allow_no_token:
+            token = secrets.token_urlsafe(24)
+        return TcpConfig(self.host, self.port, token)
 
 
 @final

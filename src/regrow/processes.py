@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import sys
@@ -23,6 +24,8 @@ _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _CLIENT_VARIABLES: Final = ("REGROW_TARGET", "REGROW_TOKEN", "REGROW_CLUSTER")
 _CLIENT_SITE: Final = Path(__file__).resolve().parent / "client" / "site"
+# A fatal line of XLA (it is followed by a stack), or the last line of a Python traceback.
+_ERROR: Final = re.compile(r"F\d{4} |[\w.]*(Error|Exception|Exit|Interrupt|Timeout)\b: |regrow: ")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -354,3 +357,21 @@ def server_environ(base: Mapping[str, str], run_id: str) -> dict[str, str]:
     if kept:
         environ["PYTHONPATH"] = os.pathsep.join(kept)
     return environ | {RUN_MARK: run_id}
+
+
+def telling_line(path: Path) -> str:
+    """The line near the end of a log that tells why its process died; empty if there is none."""
+    lines = tail(path, lines=60)
+    errors = [line for line in lines if _ERROR.match(line)]
+    return " ".join((errors or lines or [""])[-1].split())
+
+
+def tail(path: Path, *, lines: int = 5, max_bytes: int = 8192) -> list[str]:
+    """The last lines of a log that hold something; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-lines:]

@@ -33,7 +33,6 @@ from regrow.config import HeadConfig
 from regrow.control import ControlConnection, request
 from regrow.errors import ClusterStartError, ControlError, NoClusterError, RegrowError, WaitTimeout
 from regrow.home import ClusterState, Home
-from regrow.launchers import logs
 from regrow.processes import (
     Child,
     ProcessId,
@@ -44,6 +43,7 @@ from regrow.processes import (
     server_environ,
     set_name,
     spawn,
+    telling_line,
 )
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Supervisor:
 
     def last_words(self) -> str:
         """What the head's log says of its end, to be added to a message; empty if there is none."""
-        line = logs.telling_line(Path(self.config.log_dir, "head.log"))
+        line = telling_line(Path(self.config.log_dir, "head.log"))
         return f": {line.removeprefix('regrow: ')}" if line else ""
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ def _check_hope(status: dict[str, Any], log_dir: str) -> None:
             for suffix in ("", ".1")
             for host in one["hosts"]
         ]
-        why = next((line for path in paths if (line := logs.telling_line(path))), "no reason given")
+        why = next((line for path in paths if (line := telling_line(path))), "no reason given")
         raise ClusterStartError(f"slice {index} failed {failures} times to start: {why}")
 
 

@@ -23,6 +23,11 @@ sys.exit(7)
 """
 
 
+def told_lines(result) -> list[str]:
+    """What was said, but for the patience that a slow machine needs."""
+    return [line for line in result.stderr.splitlines() if "still waiting for" not in line]
+
+
 def test_a_script_needs_no_change(regrow, tmp_path):
     script = tmp_path / "scripts" / "train.py"
     script.parent.mkdir()
@@ -37,7 +42,7 @@ def test_a_script_needs_no_change(regrow, tmp_path):
     assert told["path"] == str(script.parent)
     assert told["devices"] == [0, 0, 1, 1]
     assert told["platforms"] == "proxy,cpu"
-    [line] = result.stderr.splitlines()
+    [line] = told_lines(result)
     assert line.startswith("regrow: 2 slices of 2 devices up in ")
     regrow.nothing_left()
 
@@ -78,7 +83,7 @@ def test_slices_go_and_come_as_ordered(regrow, tmp_path):
     chaos = "kill:1@100ms,stop:0@0.2s,cont:0@0.4s,restore:0@0.5s"
     result = regrow("run", "--restore-after", "0.5", "--chaos", chaos, str(script))
     assert result.returncode == 0, result.stderr
-    lines = [line.removeprefix("regrow: ") for line in result.stderr.splitlines()]
+    lines = [line.removeprefix("regrow: ") for line in told_lines(result)]
     texts = [line.partition("] ")[2] or line for line in lines[1:]]
     assert [text for text in texts if text.startswith("chaos: ")] == [
         "chaos: kill slice 1",

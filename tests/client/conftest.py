@@ -27,11 +27,11 @@ SOURCES = str(Path(regrow.__file__).parents[1])
 class Rig:
     """The head's and the worker's end of host callbacks, in this process, with a real socket."""
 
-    def __init__(self, path: Path, **timeouts: float) -> None:
+    def __init__(self, path: Path, **options: Any) -> None:
         self.path = path
         self.freed = 0
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, args=(timeouts,))
+        self._thread = threading.Thread(target=self._run, args=(options,))
         self._ready = threading.Event()
         self._thread.start()
         assert self._ready.wait(10)
@@ -73,9 +73,9 @@ class Rig:
         self.freed += 1
         self._loop.call_soon_threadsafe(self.head.release, nonce, token, "worker")
 
-    def _run(self, timeouts: dict[str, float]) -> None:
+    def _run(self, options: dict[str, Any]) -> None:
         loop = self._loop
-        loop.run_until_complete(self._begin(timeouts))
+        loop.run_until_complete(self._begin(options))
         accepting = loop.create_task(self._accept())
         loop.call_soon(self._ready.set)
         loop.run_forever()
@@ -87,8 +87,8 @@ class Rig:
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
 
-    async def _begin(self, timeouts: dict[str, float]) -> None:
-        self.head = Callbacks(**timeouts)
+    async def _begin(self, options: dict[str, Any]) -> None:
+        self.head = Callbacks(**options)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
         self._listener.listen()
@@ -118,6 +118,18 @@ def hasty_rig(tmp_path: Path) -> Iterator[Rig]:
     """A rig with short deadlines."""
     made = Rig(tmp_path / "head.sock", connect_timeout_s=0.3, answer_timeout_s=0.3)
     yield made
+    made.close()
+
+
+@pytest.fixture
+def knocking(tmp_path: Path) -> Iterator[Path]:
+    """The socket of a rig that lets in who has the token "sesame"."""
+
+    def refusal(sock: socket.socket, token: str) -> str | None:
+        return None if token == "sesame" else f"no {token or 'token'}"
+
+    made = Rig(tmp_path / "head.sock", refusal=refusal)
+    yield made.path
     made.close()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from regrow.channel import rgcb
-from regrow.client.callhost import CallbackHost
+from regrow.client.callhost import CallbackHost, dial, knock
 from regrow.errors import Code, StatusError
 from regrow.worker.callbacks import HostCallbackError, HostCallbacks, user_error
 
@@ -233,6 +233,23 @@ def test_a_stranger_gets_nothing(rig: Rig) -> None:
         assert stranger.recv(1) == b""
     assert callbacks.functions[0](np.float32(0))[0] == 0
     host.close()
+
+
+@pytest.mark.parametrize(("token", "reason"), [("sesame", ""), ("", "no token"), ("x", "no x")])
+def test_a_client_that_knocks(knocking: Path, token: str, reason: str) -> None:
+    with dial(str(knocking), 10) as sock:
+        sock.settimeout(10)
+        assert knock(sock, token) == reason
+
+
+@pytest.mark.parametrize("noise", [b"\xff" * 8, b"\x01" + bytes(7) + b"ab"])
+def test_a_knock_that_is_nonsense(knocking: Path, noise: bytes) -> None:
+    with dial(str(knocking), 10) as sock:
+        sock.settimeout(10)
+        sock.sendall(rgcb.preface(rgcb.KNOCK) + noise)
+        with contextlib.suppress(ConnectionResetError):
+            while sock.recv(100):
+                continue
 
 
 @pytest.mark.parametrize("noise", [bytes(8), b"\xff" * 8, b"\x08" + bytes(15)])

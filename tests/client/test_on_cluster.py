@@ -106,7 +106,8 @@ def test_connect(cluster: regrow.LocalCluster, python: Run, first: str) -> None:
     done = python("-c", textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["4 [3 2 1]", "seen 2.0"]
-    assert done.stderr == ""
+    # jaxlib takes its level of logging when it is loaded.
+    assert first == "import jax" or done.stderr == ""
 
 
 def test_bootstrap(cluster: regrow.LocalCluster, python: Run, tmp_path: Path) -> None:
@@ -266,6 +267,59 @@ def test_a_slice_that_dies_inside_a_callback(own_cluster: regrow.LocalCluster) -
     out, err = process.communicate("go\n", timeout=60)
     assert out.startswith("DATA_LOSS: slice 1"), (out, err)
     assert process.returncode == 0, err
+
+
+def test_callbacks_go_on_after_a_slice_returned(own_cluster: regrow.LocalCluster) -> None:
+    code = """
+        import gc, sys, time, jax, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from regrow.client import backend
+        split = NamedSharding(Mesh(np.array(jax.devices()), "x"), P("x"))
+        calls = []
+        def function(q):
+            calls.append(1)
+            return np.asarray(q) * 2
+        f = jax.jit(lambda v: jax.pure_callback(function, jax.ShapeDtypeStruct((2,), "float32"), v) + v)
+        ones = [jax.jit(lambda v, d=d: jax.pure_callback(function, jax.ShapeDtypeStruct((), "float32"), v))
+                for d in jax.devices()]
+        def once():
+            y = jax.device_put(np.arange(2, dtype=np.float32), split)
+            assert np.array_equal(np.asarray(f(y)), [0, 3])
+            for g, d in zip(ones, jax.devices()):
+                assert float(g(jax.device_put(np.float32(4), d))) == 8
+        once()
+        print("once")
+        sys.stdin.readline()
+        once()
+        gc.collect()
+        time.sleep(1)
+        once()
+        print("again", len(calls))
+        host = backend.host_of(jax.devices()[0].client)
+        assert host.registered() == 3, host.registered()
+        del f, ones
+        end = time.monotonic() + 10
+        while host.registered():
+            jax.clear_caches()
+            gc.collect()
+            assert time.monotonic() < end, host.registered()
+            time.sleep(0.05)
+        print("freed")
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", textwrap.dedent(code)],
+        env=os.environ | {"PYTHONPATH": SOURCES} | own_cluster.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    read_until(process, "once")
+    own_cluster.kill(1)
+    own_cluster.restore(1)
+    own_cluster.wait_healthy(60)
+    out, err = process.communicate("go\n", timeout=60)
+    assert out.splitlines() == ["again 9", "freed"], (out, err)
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_quickstart() -> None:
 
 @pytest.mark.slow
 def test_the_demo(tmp_path: Path) -> None:
-    options = "--slices 3 --devices-per-slice 2 --chaos kill:1@8s --restore-after 3".split()
+    options = ["--slices=3", "--devices-per-slice=2", "--chaos=kill:1@8s", "--restore-after=3"]
     script = str(EXAMPLES / "elastic_training.py")
     done = subprocess.run(
         [sys.executable, "-m", "regrow", "run", *options, script, "--out", str(tmp_path)],

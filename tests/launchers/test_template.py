@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regrow.launchers.template import HEADER, MAX_FRAME_BYTES, pack, unpack
@@ -11,6 +11,7 @@ MESSAGES = st.lists(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(MESSAGES, st.integers(1, 40))
 def test_frames_survive_any_cut(messages, size):
     wire = b"".join(pack(message) for message in messages)

@@ -438,7 +438,7 @@ def test_who_does_not_take_answers_gets_no_more_credit(h2_client: Any) -> None:
 # Flow control: sending.
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.sampled_from([1, 3, 5]), st.integers(0, 40_000)), max_size=12),
     st.lists(st.tuples(st.sampled_from([0, 1, 3, 5]), st.integers(1, 30_000)), max_size=12),
@@ -618,11 +618,23 @@ def test_a_handler_that_fails_at_the_end_harms_no_other(h2_client: Any, caplog: 
 
 # Headers.
 
+
+def same_headers(oracle: Any, decoder: HeaderDecoder, block: bytes) -> bool:
+    """Compares the two; false if both refuse the block, as they then know no more."""
+    try:
+        expected = dict(oracle.decode(block, raw=True))
+    except hpack.HPACKError:
+        with pytest.raises(ProtocolError):
+            decoder.decode(block)
+        return False
+    assert dict(decoder.decode(block)) == expected
+    return True
+
+
 names = st.sampled_from([b":path", b"te", b"x-a", b"grpc-timeout", b"long-" * 30])
 fields = st.lists(st.tuples(names, st.binary(max_size=200)), max_size=8)
 
 
-@settings(max_examples=200)
 @given(st.lists(st.tuples(fields, st.booleans(), st.booleans()), max_size=8))
 def test_header_blocks_read_as_hpack_reads_them(
     blocks: list[tuple[list[tuple[bytes, bytes]], bool, bool]],
@@ -632,22 +644,16 @@ def test_header_blocks_read_as_hpack_reads_them(
         block = encoder.encode([(b":method", b"POST"), (b"te", b"trailers")], huffman=huffman)
         block += encode(found) if literal else encoder.encode(found, huffman=huffman)
         for _ in range(2):
-            expected = dict(oracle.decode(bytes(block), raw=True))
-            assert dict(decoder.decode(bytes(block))) == expected
+            if not same_headers(oracle, decoder, bytes(block)):
+                return
 
 
 @given(st.lists(st.binary(max_size=30), max_size=5))
 def test_any_header_block(blocks: list[bytes]) -> None:
     oracle, decoder = hpack.Decoder(), HeaderDecoder(1 << 16)
     for block in blocks:
-        expected: Any = None
-        try:
-            expected = dict(oracle.decode(block, raw=True))
-        except hpack.HPACKError:
-            with pytest.raises(ProtocolError):
-                decoder.decode(block)
+        if not same_headers(oracle, decoder, block):
             return
-        assert dict(decoder.decode(block)) == expected
 
 
 def test_the_cache_of_header_runs_is_bounded() -> None:

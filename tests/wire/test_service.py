@@ -51,13 +51,14 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._requests.put(None)
         self.channel.close()
 
     def open(self) -> None:
         self._requests.put(None)  # to whoever reads it still
         self._requests = queue.Queue()
         self.responses = self.channel.stream_stream(METHOD + "IfrtSession")(
-            iter(self._requests.get, None), metadata=[(SESSION_KEY, self._metadata)], timeout=WAIT_S
+            iter(self._requests.get, None), metadata=[(SESSION_KEY, self._metadata)]
         )
         self.responses.initial_metadata()
 
@@ -128,7 +129,7 @@ class Cluster:
         self.port = 0
         self.options: dict[str, Any] = {}
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: service.Server | None = None
 
     def start(self) -> None:
@@ -155,10 +156,12 @@ class Cluster:
             self.run(server.close())
 
     def stop(self) -> None:
-        self.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(WAIT_S)
-        self._loop.close()
+        try:
+            self.close()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(WAIT_S)
+            self._loop.close()
 
     def client(self, kind: str = "unix") -> Client:
         target = f"unix:{self.unix}" if kind == "unix" else f"127.0.0.1:{self.port}"
@@ -361,17 +364,18 @@ def test_the_end_of_a_session_ends_its_transfers_elsewhere(cluster: Cluster) -> 
 
 
 KILLED = """
+import os
 import time
 import grpc
 channel = grpc.insecure_channel({target!r})
 call = channel.stream_stream({method!r})
 def requests():
     yield b"hello"
-    print("asked", flush=True)
+    os.write(1, b"asked\\n")
     time.sleep(60)
 responses = call(requests(), metadata=[({key!r}, {metadata!r})])
 for response in responses:
-    print("answered", flush=True)
+    os.write(1, b"answered\\n")
 """
 
 
@@ -416,6 +420,22 @@ def test_the_server_closes(cluster: Cluster) -> None:
         assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         with pytest.raises(grpc.RpcError):
             client.version()
+
+
+def test_the_server_closes_while_clients_go(cluster: Cluster) -> None:
+    clients = [cluster.client(kind) for kind in ("unix", "tcp") * 4]
+    for client in clients:
+        client.open()
+    closers = [threading.Thread(target=client.channel.close) for client in clients]
+    for closer in closers:
+        closer.start()
+    cluster.close()
+    for closer in closers:
+        closer.join(WAIT_S)
+    events = [session.events for session in cluster.gateway.sessions.values()]
+    assert events == [["closed"]] * 8
+    for client in clients:
+        client.__exit__()
 
 
 def test_a_client_that_says_goodbye(cluster: Cluster) -> None:

@@ -15,6 +15,9 @@ The head says HELLO once; each CALL is answered before the next one on the same 
 connection of a session is idle the client opens another, so calls within calls never starve. FREE
 says that no executable uses the callbacks of a token any longer; it has no answer.
 
+A client that knocks gives a nonce of zeros, then a frame with its token, and gets a frame back: empty,
+or the reason why it would be refused. (The stock client never shows the reason, and tries for long.)
+
 Imports the standard library only: it also runs in the user's process.
 """
 
@@ -38,6 +41,9 @@ CLIENT_KEY: Final = "regrow.client"
 
 ATTRIBUTE: Final = "regrow.callbacks"
 """Frontend attribute of a program with host callbacks: `regrow:NONCE:TOKEN:COUNT;`."""
+
+KNOCK: Final = "0" * 16
+MAX_TOKEN_BYTES: Final = 4096
 
 CALL: Final = 1
 FREE: Final = 2

@@ -7,7 +7,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from regrow.cluster import START_DEADLINE_S, ClusterOptions
+from regrow.cluster import START_DEADLINE_S
+from regrow.config import ClusterOptions
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

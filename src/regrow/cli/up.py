@@ -19,7 +19,8 @@ from regrow import errors
 from regrow.cli.options import cluster_options, tcp_options, to_cluster_options
 from regrow.cli.report import EventReporter, healthy_line, say
 from regrow.cli.signals import SignalQueue
-from regrow.cluster import ClusterOptions, complete_state, start_cluster
+from regrow.cluster import complete_state, start_cluster
+from regrow.config import ClusterOptions
 from regrow.control import ControlConnection, error_from_json, error_to_json
 from regrow.errors import ClusterError, ClusterStartError, RegrowError
 from regrow.home import ClusterState, Home

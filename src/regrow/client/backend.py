@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from regrow.channel import rgcb
-from regrow.client.callhost import CallbackHost, dial
+from regrow.client.callhost import CallbackHost, dial, knock
 from regrow.client.settings import Settings
-from regrow.errors import NoClusterError
+from regrow.errors import ClusterError, NoClusterError, ProtocolError
 
 _CONNECTION_TIMEOUT_S: Final = 30
-_PROBE_TIMEOUT_S: Final = 10.0
+_KNOCK_TIMEOUT_S: Final = 10.0
 
 _settings: Settings | None = None
 _hosts: weakref.WeakKeyDictionary[Any, CallbackHost] = weakref.WeakKeyDictionary()
@@ -57,7 +57,7 @@ def _hooked(stock: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         settings = _settings
         if settings is None or proxy_server_address.lower() != settings.target.lower():
             return stock(proxy_server_address, options)
-        _probe(settings)
+        _knock(settings)
         host = CallbackHost(settings)
         options.initialization_data = {
             **(options.initialization_data or {}),
@@ -84,13 +84,23 @@ def _credentials(settings: Settings, nonce: str) -> dict[str, bytes]:
     return data
 
 
-def _probe(settings: Settings) -> None:
-    """The stock client tries for half a minute, and then tells of gRPC; this tells the cause."""
-    address = settings.address
+def _knock(settings: Settings) -> None:
+    """The stock client tries for long, and then tells of gRPC; this tells the cause at once."""
     try:
-        dial(address, _PROBE_TIMEOUT_S).close()
+        sock = dial(settings.address, _KNOCK_TIMEOUT_S)
     except OSError as error:
         raise NoClusterError(
             f"no cluster answers at {settings.target} ({error}); is it running? `regrow status` "
             "tells, `regrow up` starts one"
         ) from None
+    try:
+        sock.settimeout(_KNOCK_TIMEOUT_S)
+        reason = knock(sock, settings.token)
+    except (OSError, EOFError, ProtocolError) as error:
+        raise NoClusterError(
+            f"what answers at {settings.target} is no head of Regrow ({error})"
+        ) from None
+    finally:
+        sock.close()
+    if reason:
+        raise ClusterError(f"the cluster at {settings.target} refused: {reason}")

@@ -48,6 +48,22 @@ def dial(address: str | tuple[str, int], timeout_s: float) -> socket.socket:
     return sock
 
 
+def knock(sock: socket.socket, token: str | None) -> str:
+    """Asks the head whether it would let a client in.
+
+    Returns:
+        The reason why not, or "".
+
+    Raises:
+        OSError: It does not answer.
+        EOFError: It hung up.
+        ProtocolError: It is no head.
+    """
+    sock.sendall(rgcb.preface(rgcb.KNOCK))
+    _send(sock, [(token or "").encode()])
+    return bytes(_receive(sock)).decode("utf-8", "replace")
+
+
 @final
 class CallbackHost:
     """The functions that the programs of one session may call, and the connections to call them over.
@@ -196,9 +212,8 @@ class CallbackHost:
         for sock in sockets:
             _shut(sock)
         if first and not _exiting.is_set():
-            reason = str(error) or "it closed the connection"
             say(
-                f"the head at {self._settings.target} is gone ({reason}); everything on the "
+                f"the head at {self._settings.target} is gone ({error}); everything on the "
                 "cluster is lost to this process, and what uses it fails with UNAVAILABLE"
             )
 
@@ -216,7 +231,7 @@ def _send(sock: socket.socket, parts: Sequence[values.Buffer]) -> None:
 def _receive(sock: socket.socket) -> memoryview:
     (size,) = rgcb.LENGTH.unpack(_receive_exactly(sock, rgcb.LENGTH.size))
     if size > rgcb.MAX_FRAME_BYTES:
-        raise ProtocolError(f"the head announced a frame of {size} bytes")
+        raise ProtocolError(f"it announced a frame of {size} bytes")
     return _receive_exactly(sock, size)
 
 
@@ -226,7 +241,7 @@ def _receive_exactly(sock: socket.socket, size: int) -> memoryview:
     while done < size:
         count = sock.recv_into(view[done:])
         if not count:
-            raise EOFError
+            raise EOFError("it closed the connection")
         done += count
     return view
 

@@ -26,6 +26,7 @@ from regrow.channel import rgcb
 from regrow.channel.frames import Buffer
 from regrow.channel.stream import Stream, tune
 from regrow.errors import Code, ProtocolError, StatusError
+from regrow.head.knock import Knock
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +44,18 @@ class Callbacks:
 
     def __init__(
         self,
+        refusal: Callable[[socket.socket, str], str | None] = lambda sock, token: None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         """Begins with no session.
 
         Args:
+            refusal: Why a client on that connection, with that token ("" is none), is refused.
             connect_timeout_s: How long a call waits for an idle connection of its client.
             answer_timeout_s: How long the function of the user may take.
         """
+        self.refusal = refusal
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._pools: dict[str, _Pool] = {}
@@ -62,12 +66,15 @@ class Callbacks:
         Raises:
             StatusError: Another session has the nonce.
         """
-        if nonce in self._pools:
+        if nonce in self._pools or nonce == rgcb.KNOCK:
             raise StatusError(Code.ALREADY_EXISTS, "another session calls back under this nonce")
         self._pools[nonce] = _Pool(self._connect_timeout_s, self._answer_timeout_s)
 
     def adopt(self, sock: socket.socket, nonce: str) -> None:
         """Takes over a connection whose preface has been read; closes it if no session has the nonce."""
+        if nonce == rgcb.KNOCK:
+            Knock(sock, self.refusal)
+            return
         pool = self._pools.get(nonce)
         if pool is None:
             log.warning("refused a callback connection that belongs to no session")
@@ -111,6 +118,27 @@ class Callbacks:
         pool = self._pools.pop(nonce, None)
         if pool is not None:
             pool.close()
+
+
+@final
+class CallbackUse:
+    """The hold of one program on its callbacks: of the program itself, and of the hosts that have it.
+
+    Each host reports for each time it loaded the program that this is over (`Callbacks.release`).
+    """
+
+    def __init__(self, callbacks: Callbacks, program: rgcb.ProgramCallbacks) -> None:
+        self._callbacks = callbacks
+        self._program = program
+        callbacks.hold(program.nonce, program.token, self)
+
+    def loaded_on(self, host: Hashable) -> None:
+        """The program has been sent to that host."""
+        self._callbacks.hold(self._program.nonce, self._program.token, host)
+
+    def close(self) -> None:
+        """The client has let the program go; may be called again."""
+        self._callbacks.release(self._program.nonce, self._program.token, self)
 
 
 @final
@@ -173,7 +201,7 @@ class _Pool:
 
     def release(self, token: int, holder: Hashable, times: int = 1) -> None:
         holders = self._holders.get(token)
-        if holders is None:
+        if holders is None or holder not in holders:
             return
         holders[holder] -= times
         if holders[holder] <= 0:

@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 _BEAT_S: Final = 0.1
 _PINGS_PER_DEADLINE: Final = 8
 _LOSS_S: Final = 10.0
+_PATIENCE: Final = 2.0
 
 
 class Owner(Protocol):
@@ -214,7 +215,11 @@ class Fleet:
             devices=self._topology.devices_of_host(number),
             endpoint=self._config.worker_socket,
             secret=self._secret,
-            options={"reconnect_s": self._config.reconnect_s, "log_level": self._config.log_level},
+            options={
+                # The head gives up first, for it can tell why.
+                "reconnect_s": self._config.reconnect_s * _PATIENCE,
+                "log_level": self._config.log_level,
+            },
         )
         try:
             process = await self._launcher.start(spec)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from regrow.errors import LaunchError
-from regrow.launchers import logs
 from regrow.launchers.template import pack, unpack
 from regrow.processes import (
     RUN_MARK,
@@ -23,6 +22,7 @@ from regrow.processes import (
     marked,
     python_argv,
     spawn,
+    tail,
 )
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class ForkServer:
                 self._attach()
             return
         why = self._error or cause
-        hint = "".join(f"; {line}" for line in logs.tail(self._log, lines=1))
+        hint = "".join(f"; {line}" for line in tail(self._log, lines=1))
         for pending in self._pending.values():
             if not pending.answer.done():
                 pending.answer.set_exception(

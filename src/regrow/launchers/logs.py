@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Final, final
 
 KEPT: Final = 3
 MAX_BYTES: Final = 8 << 20
-
-# A fatal line of XLA (it is followed by a stack), or the last line of a Python traceback.
-_ERROR: Final = re.compile(r"F\d{4} |[\w.]*(Error|Exception|Exit|Interrupt|Timeout)\b: |regrow: ")
 
 
 @final
@@ -50,21 +46,3 @@ class HostLog:
             if self.path.stat().st_size > self._max_bytes:
                 shutil.copyfile(self.path, self.path.with_name(f"{self.path.name}.full"))
                 os.truncate(self.path, 0)
-
-
-def telling_line(path: Path) -> str:
-    """The line near the end of a log that tells why its process died; empty if there is none."""
-    lines = tail(path, lines=60)
-    errors = [line for line in lines if _ERROR.match(line)]
-    return " ".join((errors or lines or [""])[-1].split())
-
-
-def tail(path: Path, *, lines: int = 5, max_bytes: int = 8192) -> list[str]:
-    """The last lines of a log that hold something; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line for line in text.splitlines() if line.strip()][-lines:]

@@ -299,6 +299,8 @@ class _Peer:
         self._close_when_sent()
 
     def _close_when_sent(self) -> None:
+        if self._closed.is_set():
+            return
         self._loop.remove_reader(self._sock)
         self._closing = True
         self._loop.call_later(_CLOSE_TIMEOUT_S, self.close)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, final
@@ -18,13 +17,13 @@ from typing import Any, Final, Protocol, final
 from regrow.channel import commands as c
 from regrow.channel.arena import ArenaView
 from regrow.errors import Code, StatusError
-from regrow.wire.dtypes import numpy_dtype
 from regrow.worker import transfers
 from regrow.worker.callbacks import CallbackRelay
 from regrow.worker.gang import Gang
 from regrow.worker.launch import Launcher
-from regrow.worker.platform import COPY_NOW, Domain
+from regrow.worker.platform import Domain
 from regrow.worker.programs import Program
+from regrow.worker.promises import Promises
 from regrow.worker.store import Part, PartError, Store, wait_for
 
 log = logging.getLogger(__name__)
@@ -52,8 +51,6 @@ class Host:
         self._hostname = hostname
         self._memory = ArenaView()
         self._programs: dict[int, Program | PartError] = {}
-        self._expected: dict[int, tuple[c.Expect, list[Any], int]] = {}
-        self._expected_lock = threading.Lock()
         self._gangs: dict[int, Gang] = {}
         self._addresses: dict[int, str] = {}
         self._failed_epochs: dict[int, c.FailEpoch] = {}
@@ -64,12 +61,20 @@ class Host:
         self._relay = CallbackRelay(self._call_user, self._free_callbacks)
         self._launcher = Launcher(self.store, self._helpers.submit)
         self._running = True
+        promises = Promises(
+            self.store,
+            self.home,
+            self._memory,
+            self._helpers.submit,
+            lambda lease: self.report(c.Released((lease,))),
+        )
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             c.Ping: self._ping,
             c.FailEpoch: self._fail_epoch,
             c.EpochAddress: self._epoch_address,
-            c.Fill: self._fill,
-            c.FillError: self._fill_error,
+            c.Expect: promises.expect,
+            c.Fill: promises.fill,
+            c.FillError: promises.fail,
             c.CallbackResult: self._callback_result,
             c.Segment: self._segment,
         }
@@ -80,7 +85,6 @@ class Host:
             c.Execute: self._execute,
             c.Take: self._take,
             c.Copy: self._copy,
-            c.Expect: self._expect,
             c.Get: self._get,
             c.Ready: self._ready,
             c.Free: self._free,
@@ -147,53 +151,6 @@ class Host:
         gang = self._gangs.get(command.epoch)
         if gang is not None:
             gang.meet_at(command.address)
-
-    def _fill(self, command: c.Fill) -> None:
-        self._helpers.submit(self._fill_now, command)
-
-    def _fill_now(self, command: c.Fill) -> None:
-        with self._expected_lock:
-            expect, shards, _ = self._expected[command.aid]
-        part = self.store.find(command.aid)
-        try:
-            view = transfers.view(command.bulk, self._memory)
-            value = transfers.host_array(command.dims, numpy_dtype(expect.kind), view)
-            device = expect.devices[command.shard]
-            shards[command.shard] = self.home.put(value, device, expect.memory_kind, COPY_NOW)
-        except Exception as error:
-            log.exception("shard %d of buffer %d", command.shard, command.aid)
-            self._resolve(command.aid, part, Part.failed(self.home, PartError.of(error)))
-        finally:
-            if command.lease:
-                self.report(c.Released((command.lease,)))
-        self._filled(command.aid, part)
-
-    def _filled(self, aid: int, part: Part | None) -> None:
-        with self._expected_lock:
-            entry = self._expected.get(aid)
-            if entry is None:
-                return
-            expect, shards, left = entry
-            self._expected[aid] = (expect, shards, left - 1)
-            if left > 1:
-                return
-        self._resolve(aid, part, Part(self.home, expect.devices, shards))
-
-    def _fill_error(self, command: c.FillError) -> None:
-        error = PartError(Code(command.code), command.message)
-        failed = Part.failed(self.home, error)
-        # The promise may still be in the queue: then the error waits there, in its place.
-        part = self.store.find(command.aid)
-        if part is None:
-            self._queue.put([c.Expect(command.aid, -1, (), command.message)])
-            return
-        self._resolve(command.aid, part, failed)
-
-    def _resolve(self, aid: int, part: Part | None, value: Part) -> None:
-        with self._expected_lock:
-            self._expected.pop(aid, None)
-        if part is not None:
-            part.resolve(value)
 
     def _callback_result(self, command: c.CallbackResult) -> None:
         self._relay.answered(command.call, command.answer)
@@ -278,19 +235,6 @@ class Host:
         part = Part.expected(self.home, ())
         self.store.set(aid, part)
         self._helpers.submit(lambda: part.resolve(guarded()))
-
-    def _expect(self, command: c.Expect) -> None:
-        if command.kind < 0:  # A promise that was broken before it was made; see `_fill_error`.
-            part = self.store.find(command.aid)
-            error = PartError(Code.DATA_LOSS, command.memory_kind)
-            if part is not None:
-                self._resolve(command.aid, part, Part.failed(self.home, error))
-            return
-        part = Part.expected(self.home, command.devices)
-        with self._expected_lock:
-            count = len(command.devices)
-            self._expected[command.aid] = (command, [None] * count, count)
-        self.store.set(command.aid, part)
 
     def _get(self, command: c.Get) -> None:
         part = self.store.get(command.aid)

@@ -117,7 +117,7 @@ def shapes_and_strides() -> None:
     ):
         x = jax.device_put(value, DEVICES[6])
         assert x.devices() == {DEVICES[6]}
-        same(x, np.ascontiguousarray(value))
+        same(x, value)
 
 
 @case
@@ -144,8 +144,6 @@ def arrays_made_of_parts() -> None:
     parts = [shard.data for shard in x.addressable_shards]
     same(jax.make_array_from_single_device_arrays((8, 8), GRID, parts), TABLE)
     same(jax.make_array_from_process_local_data(GRID, TABLE), TABLE)
-    same(jax.device_put_sharded(list(TABLE), DEVICES), TABLE)
-    same(jax.device_put_replicated(np.float32(2), DEVICES), np.full(8, 2, np.float32))
 
 
 @case
@@ -266,8 +264,7 @@ def random_keys() -> None:
     keys = jax.device_put(jax.random.split(key, 8), EACH)
     wanted = np.stack([np.asarray(jax.random.uniform(k, (3,))) for k in jax.random.split(key, 8)])
     same(jax.jit(jax.vmap(lambda k: jax.random.uniform(k, (3,))))(keys), wanted)
-    same(jax.random.wrap_key_data(jax.random.key_data(key)), key) if False else None
-    assert jax.random.key_data(keys).shape == (8, 2)
+    same(jax.random.key_data(keys), jax.random.key_data(jax.random.split(key, 8)))
 
 
 @case

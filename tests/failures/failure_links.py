@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -53,12 +54,10 @@ def _peer(sock: socket.socket) -> object:
 
 def cut_tcp_between(pid: int, others: Iterable[int]) -> int:
     """Shuts down the TCP connections of a process with other processes; how many."""
-    theirs = {
-        (connection.laddr.ip, connection.laddr.port)
-        for other in others
-        for connection in psutil.Process(other).net_connections("tcp")
-        if connection.status == psutil.CONN_ESTABLISHED
-    }
+    theirs = set()
+    for other in others:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            theirs.update(_ends_of(other))
     cut = 0
     for sock in sockets_of(pid):
         if sock.family != socket.AF_INET or _peer(sock) not in theirs:
@@ -66,3 +65,9 @@ def cut_tcp_between(pid: int, others: Iterable[int]) -> int:
         sock.shutdown(socket.SHUT_RDWR)
         cut += 1
     return cut
+
+
+def _ends_of(pid: int) -> Iterator[tuple[str, int]]:
+    for connection in psutil.Process(pid).net_connections("tcp"):
+        if connection.status == psutil.CONN_ESTABLISHED:
+            yield connection.laddr.ip, connection.laddr.port

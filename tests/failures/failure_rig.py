@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import links
+import failure_links as links
 
 from regrow import LocalCluster
 from regrow.processes import ProcessStat, marked
 
-CLIENT = Path(__file__).with_name("client.py")
+CLIENT = Path(__file__).with_name("failure_client.py")
 HANG_AFTER_S = 1.0
 RECONNECT_S = 1.0
 SHORT_BREAK_S = 0.3
@@ -32,7 +32,7 @@ class Hang(AssertionError):
 
 
 class Client:
-    """The process that runs `client.py`."""
+    """The process that runs `failure_client.py`."""
 
     def __init__(self, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -136,6 +136,9 @@ class Rig:
 
     def all_pids(self) -> dict[int, tuple[int, ...]]:
         return {one.index: tuple(one.pids) for one in self.cluster.slices}
+
+    def lost(self) -> list[int]:
+        return [one.index for one in self.cluster.slices if one.state == "lost"]
 
     def wait_state(self, index: int, state: str, timeout_s: float = 10) -> None:
         wait_until(lambda: self.cluster.slices[index].state == state, timeout_s)

@@ -30,6 +30,7 @@ from jax.sharding import PartitionSpec as P
 DEADLINE_S = 30.0
 KINDS = ("device", "pinned_host")
 BULK_BYTES = 8 << 20
+NOTHING = "nothing was raised"
 _SLICE = re.compile(r"DATA_LOSS: slice (\d+)")
 
 
@@ -42,6 +43,7 @@ class Cluster:
             self.slices.setdefault(device.slice_index, []).append(device)
         self.plus_one = jax.jit(lambda x: x + 1)
         self.long = jax.jit(_long)
+        self.donating = jax.jit(lambda x, y: x + y.sum(), donate_argnums=0)
         self._sums: dict[tuple[int, ...], Any] = {}
 
     def mesh(self, slices: Sequence[int]) -> Mesh:
@@ -154,7 +156,7 @@ class Activities:
             salt = float(np.random.default_rng().random())
 
             def program(x: jax.Array) -> jax.Array:
-                for number in range(40):
+                for number in range(6):
                     x = jnp.sin(x + salt * number) @ jnp.cos(x.T).T
                 return x
 
@@ -194,19 +196,25 @@ class Activities:
         slices = sorted(self.cluster.slices)
         sums, array = self.cluster.sums(slices), self.cluster.some(slices)
         done = sums(array).block_until_ready()
-        donating = jax.jit(lambda x, y: x + y.sum(), donate_argnums=0)
+        outs: list[jax.Array] = []
 
         def once() -> None:
+            outs.clear()
+            outs.extend(sums(array) for _ in range(4))
             given = self.cluster.some(slices)
-            outs = [sums(array) for _ in range(4)]
-            outs.append(donating(given, outs[-1]))
+            outs.append(self.cluster.donating(given, outs[-1]))
             assert given.is_deleted()
             jax.block_until_ready(outs)
 
         def after(live: Sequence[int]) -> None:
-            if sorted(live) == slices:
-                # No slice was lost: what was not in flight is there.
-                np.testing.assert_array_equal(np.asarray(array), np.asarray(done))
+            if sorted(live) != slices:
+                return
+            # No slice was lost: what was not in flight is there, what was is lost for ever.
+            np.testing.assert_array_equal(np.asarray(array), np.asarray(done))
+            for out in outs:
+                first, second = (_raised(functools.partial(jax.block_until_ready, out)) for _ in "12")
+                assert first == second, f"{first} became {second}"
+                assert first == NOTHING or "lost its collective links" in first, first
 
         self.after = after
         return once
@@ -300,6 +308,7 @@ class Driver:
             self.expected[index] = value
             self.kept[index] = [self.cluster.put([index], P("model"), value, k) for k in KINDS]
         jax.block_until_ready(self.kept)
+        self._work(sorted(self.cluster.slices))
 
     def begin(self, phase: str, victim: int) -> None:
         """Starts an activity; returns when it is in full swing."""
@@ -317,6 +326,10 @@ class Driver:
     def rounds(self) -> int:
         assert self.activity is not None
         return self.activity.rounds
+
+    def together(self, live: Sequence[int]) -> str:
+        """What a program across these slices raises."""
+        return _raised(lambda: self._work(live))
 
     def survive(self, live: Sequence[int]) -> None:
         """Checks the arrays of living slices, and that they work, each and together."""
@@ -375,7 +388,7 @@ def _raised(act: Callable[[], Any]) -> str:
         jax.block_until_ready(act())
     except Exception as error:
         return told(error)
-    return "nothing was raised"
+    return NOTHING
 
 
 def main() -> None:
