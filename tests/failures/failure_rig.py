@@ -37,13 +37,14 @@ class Client:
     def __init__(self, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(CLIENT)],
-            env=os.environ | env,
+            env=os.environ | env | {"TF_CPP_MIN_LOG_LEVEL": "3"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         self._answers: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.jax = self._answer(90)["ready"]
 
     def _read(self) -> None:
@@ -78,14 +79,16 @@ class Client:
     def close(self, timeout_s: float = 10) -> int:
         """Ends it; its exit status."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         try:
             return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        finally:
             self.process.kill()
             self.process.wait()
-            raise
+            self._reader.join()
+            self.process.stdout.close()
 
 
 class Rig:
@@ -121,12 +124,12 @@ class Rig:
                 self.cluster.restore(one.index)
         self.cluster.wait_healthy(40)
         if self.client.process.poll() is not None:
-            self.client = Client(self.cluster.env)
+            self.renew_client()
 
     def renew_client(self) -> None:
-        """Replaces a client that hangs."""
+        """Replaces a client that hangs or has ended."""
         self.client.process.kill()
-        self.client.process.wait()
+        self.client.close()
         self.client = Client(self.cluster.env)
 
     # --- what is known ---

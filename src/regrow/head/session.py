@@ -7,6 +7,7 @@ what follows it wait. Responses may overtake each other; they are told apart by 
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, final
@@ -109,7 +110,8 @@ class Session:
     def store_from_file(self, handle: int, size: int, path: str) -> None:
         """The host buffer is in a file."""
         view = self.store_begin(handle, size)
-        with open(path, "rb", buffering=0) as file:
+        # The directory is the client's: a link in it must not lead elsewhere.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
             while len(view):
                 count = file.readinto(view)
                 if not count:

@@ -109,7 +109,7 @@ class Calls:
                 path = fields.get(b":path", b"").decode("ascii", "replace")
                 raise StatusError(Code.UNIMPLEMENTED, f"there is no method {path}")
             return _Unary(self, stream, method.decode(), respond)
-        except Exception as error:  # whatever it was, the client is told
+        except Exception as error:  # noqa: BLE001 - whatever it was, the client is told
             grpc.fail(stream, grpc.status_of(error, method.decode("ascii", "replace")))
             return IGNORE
 
@@ -143,7 +143,7 @@ class Calls:
             )
             transfers = self._service.transfers(metadata.session_id)
             store.begin(transfers, metadata.handle, metadata.buffer_size)
-        except Exception as error:  # whatever it was, the client is told
+        except Exception as error:  # noqa: BLE001 - whatever it was, the client is told
             store.refuse(grpc.status_of(error, "HostBufferStore"))
         return store
 
@@ -222,7 +222,7 @@ class _Session:
             for message in self._messages.feed(view):
                 self._session.request(message)
             self._whole = self._messages.whole()
-        except Exception as error:  # whatever it was, the client is told
+        except Exception as error:  # noqa: BLE001 - whatever it was, the client is told
             self._close()
             grpc.fail(self._stream, grpc.status_of(error, "the session"), answered=True)
 
@@ -293,7 +293,7 @@ class _Unary:
                     Code.INVALID_ARGUMENT, f"the request of {self._method} is not complete"
                 )
             successor = self._respond(self._calls, self._stream, self._request)
-        except Exception as error:  # whatever it was, the client is told
+        except Exception as error:  # noqa: BLE001 - whatever it was, the client is told
             self._fail(grpc.status_of(error, self._method))
             return
         self._done = True

@@ -258,7 +258,7 @@ class _Peer:
         except ProtocolError as error:
             self._refuse(error)
             return
-        except Exception:  # a fault of ours costs this client its connection only
+        except Exception:  # noqa: BLE001 - a fault of ours costs this client its connection only
             _log.exception("the connection of %s has to be closed", self._name)
             self.close()
             return

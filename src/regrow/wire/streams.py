@@ -121,7 +121,7 @@ class Stream:
         self.is_over = True
         try:
             self.handler.over()
-        except Exception:  # the other streams have to be told all the same
+        except Exception:  # noqa: BLE001 - the other streams have to be told all the same
             _log.exception("the end of stream %d could not be handled", self.number)
 
 

@@ -198,7 +198,7 @@ class Store:
         transfers.remove_store(self)
         try:
             transfers.session.store_end(self._handle)
-        except Exception as error:  # whatever it was, the client is told
+        except Exception as error:  # noqa: BLE001 - whatever it was, the client is told
             self._error = grpc.status_of(error, "HostBufferStore")
 
     def _abort(self) -> None:

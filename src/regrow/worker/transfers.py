@@ -18,9 +18,7 @@ Strides: TypeAlias = "Sequence[int] | None"
 _INLINE_BYTES = 64 * 1024
 
 
-def put(
-    command: Put, memory: ArenaView, domain: Domain, release: Callable[[], None]
-) -> Part:
+def put(command: Put, memory: ArenaView, domain: Domain, release: Callable[[], None]) -> Part:
     """A part from host memory; `release` is called when the bulk may be reused, by any thread."""
     dtype = numpy_dtype(command.kind)
     buffer: Any = view(command.bulk, memory)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from cases import case, run_cases
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -348,7 +349,7 @@ def rematerialisation_with_offload() -> None:
     )
 
     def plain(v: Any) -> Any:
-        return jnp.sin(jax.ad_checkpoint.checkpoint_name(jnp.cos(v), "y")).sum()
+        return jnp.sin(checkpoint_name(jnp.cos(v), "y")).sum()
 
     x = jax.device_put(TABLE, GRID)
     wanted = jax.jit(jax.grad(plain))(x)

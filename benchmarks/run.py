@@ -1,0 +1,208 @@
+"""Runs the benchmarks and prints their tables.
+
+    python benchmarks/run.py [dispatch] [train] [recovery] [start] [scaling] [--rounds N] [--quick]
+
+Every figure is compared with plain JAX in the same run, the two taking turns, so that a busy machine
+disturbs both alike; quote the ratios. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import harness
+
+from regrow import LocalCluster
+
+DEVICES = 8
+STEP_WIDTHS = {"10 ms": 384, "50 ms": 1152, "200 ms": 2432}
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def dispatch(rounds: int, quick: bool) -> None:
+    """Single operations: one slice of eight devices against one process of eight."""
+    extra = ["--quick"] if quick else []
+    native, ours = [], []
+    with LocalCluster(slices=1, devices_per_slice=DEVICES) as cluster:
+        for _ in range(rounds):
+            native.append(
+                harness.run_program("dispatch.py", harness.native_environ(DEVICES), *extra)
+            )
+            ours.append(
+                harness.run_program("dispatch.py", harness.cluster_environ(cluster.env), *extra)
+            )
+    plain, through = harness.medians(native), harness.medians(ours)
+    rows = []
+    for name, value in plain.items():
+        ratio = through[name] / value if "µs" in name else value / through[name]
+        rows.append([name, f"{value:,.0f}", f"{through[name]:,.0f}", f"{ratio:.1f}"])
+    say("\n### Single operations\n")
+    say(harness.table(["operation", "plain JAX", "Regrow", "times the cost"], rows))
+
+
+def train(rounds: int, quick: bool) -> None:
+    """A training step: two slices of two devices against two processes of two, and one of four."""
+    steps = "20" if quick else "60"
+    rows = []
+    with LocalCluster(slices=2, devices_per_slice=2) as cluster:
+        for label, width in STEP_WIDTHS.items():
+            figures: dict[str, list[dict[str, float]]] = {"one": [], "multi": [], "ours": []}
+            for _ in range(rounds):
+                args = (str(width), steps)
+                figures["one"].append(
+                    harness.run_program("train_step.py", harness.native_environ(4), *args)
+                )
+                figures["multi"].append(_multi_process(*args))
+                figures["ours"].append(
+                    harness.run_program(
+                        "train_step.py", harness.cluster_environ(cluster.env), *args
+                    )
+                )
+            one, multi, ours = (harness.medians(each) for each in figures.values())
+            for key, what in (("step_ms", "waited for"), ("pipelined_ms", "pipelined")):
+                rows.append(
+                    [
+                        f"{label}, {what}",
+                        f"{one[key]:.1f}",
+                        f"{multi[key]:.1f}",
+                        f"{ours[key]:.1f}",
+                        f"{100 * (ours[key] / multi[key] - 1):+.1f} %",
+                        f"{ours[key] / one[key]:.2f}",
+                    ]
+                )
+    say("\n### A training step (ms)\n")
+    header = ["step", "one process", "two processes", "Regrow", "over two processes", "to one"]
+    say(harness.table(header, rows))
+
+
+def _multi_process(*arguments: str) -> dict[str, float]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    env = harness.clean_environ(JAX_PLATFORMS="cpu")
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(_one_process, env, [*arguments, address, "2", str(index), "2"])
+            for index in range(2)
+        ]
+        outputs = [job.result() for job in jobs]
+    return next(output for output in outputs if output)
+
+
+def _one_process(env: dict[str, str], arguments: list[str]) -> dict[str, float]:
+    import json
+
+    done = subprocess.run(
+        [sys.executable, str(harness.PROGRAMS / "train_step.py"), *arguments],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=harness.TIMEOUT_S,
+        check=True,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if lines else {}
+
+
+def recovery(rounds: int, quick: bool) -> None:
+    """A slice of three is killed and comes back."""
+    rows = []
+    for how, label in (("plain", "a loop that reacts at once"), ("elastic", "`elastic_retry`")):
+        results = []
+        with LocalCluster(slices=3, devices_per_slice=2) as cluster:
+            for _ in range(rounds):
+                control = (
+                    f"{cluster.target.removeprefix('grpc://unix:').rpartition('/')[0]}/control.sock"
+                )
+                env = harness.cluster_environ(cluster.env)
+                results.append(harness.run_program("recovery.py", env, how, control))
+                cluster.wait_healthy(60)
+        for name in results[0]:
+            values = [one[name] for one in results]
+            rows.append(
+                [
+                    f"{name.removesuffix(' (ms)')}, {label}",
+                    f"{statistics.median(values):,.0f}",
+                    f"{min(values):,.0f} – {max(values):,.0f}",
+                ]
+            )
+    say("\n### Recovery (ms)\n")
+    say(harness.table(["what", "median", "range"], rows))
+
+
+def start(rounds: int, quick: bool) -> None:
+    """From nothing to healthy, and back."""
+    rows = []
+    for slices in (1, 3, 8):
+        times, ends = [], []
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            cluster = LocalCluster(slices=slices, devices_per_slice=2)
+            times.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            cluster.close()
+            ends.append(time.perf_counter() - begin)
+        rows.append(
+            [str(slices), f"{statistics.median(times):.2f}", f"{statistics.median(ends):.2f}"]
+        )
+    say("\n### Start and end of a cluster (s)\n")
+    say(harness.table(["slices", "to healthy", "to gone"], rows))
+
+
+def scaling(rounds: int, quick: bool) -> None:
+    """How the cost of operations grows with the number of slices of one device."""
+    names: list[str] = []
+    columns = []
+    for slices in (1, 2, 4, 8):
+        with LocalCluster(slices=slices, devices_per_slice=1 if slices > 1 else 2) as cluster:
+            env = harness.cluster_environ(cluster.env)
+            results = [
+                harness.run_program("dispatch.py", env, "--quick")
+                for _ in range(max(1, rounds - 1))
+            ]
+        columns.append(harness.medians(results))
+        names = list(columns[0])
+    rows = [
+        [name, *(f"{column[name]:,.0f}" for column in columns)] for name in names if "µs" in name
+    ]
+    say("\n### Cost by number of slices\n")
+    say(harness.table(["operation", "1 slice of 2", "2 of 1", "4 of 1", "8 of 1"], rows))
+
+
+BENCHMARKS: dict[str, Callable[[int, bool], None]] = {
+    "dispatch": dispatch,
+    "train": train,
+    "recovery": recovery,
+    "start": start,
+    "scaling": scaling,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("which", nargs="*", help=f"of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    options = parser.parse_args()
+    unknown = set(options.which) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
+    say(harness.machine())
+    for name in options.which or BENCHMARKS:
+        BENCHMARKS[name](options.rounds, options.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""Who is in an epoch, and the inquest when a program of it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from head_world import World, run
+
+from regrow.channel import commands as c
+from regrow.errors import Code, SliceLostError, StatusError
+
+TRANSPORT = "gloo/transport/tcp/pair.cc:547 Connection closed by peer [127.0.0.1]:3456"
+OWN = StatusError(Code.INVALID_ARGUMENT, "the program's own error")
+
+
+class Verdicts:
+    """What `judge` calls with its verdict."""
+
+    def __init__(self) -> None:
+        self.all: list[StatusError] = []
+
+    def __call__(self, error: StatusError) -> None:
+        self.all.append(error)
+
+
+def judge(world: World, epoch: int, text: str = TRANSPORT, code: Code = Code.UNKNOWN) -> Verdicts:
+    verdicts = Verdicts()
+    world.runtime.epochs.judge(epoch, StatusError(code, text), verdicts)
+    return verdicts
+
+
+def fail_epochs(world: World, host: int) -> list[c.FailEpoch]:
+    return [command for command in world.hosts[host].epochs if isinstance(command, c.FailEpoch)]
+
+
+# --- forming --------------------------------------------------------------------------------------
+
+
+def test_an_epoch_of_all_hosts_is_formed_ahead_of_its_first_program() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        members = ((0,), (1,), (2,), (3,))
+        for host in range(4):
+            assert world.sent(host, c.FormEpoch) == [c.FormEpoch(1, host, members)]
+            assert world.sent(host, c.EpochAddress) == [c.EpochAddress(1, "here:1")]
+        (opened,) = world.coordinator.channel.of(c.OpenService)
+        assert (opened.epoch, opened.members) == (1, 4)
+        assert world.runtime.epochs.covering((1, 3)) == 1
+        world.runtime.epochs.form_if_needed()
+        await world.settle()
+        assert len(world.sent(0, c.FormEpoch)) == 1
+
+    run(main, slices=2, hosts=2, devices=2)
+
+
+def test_one_host_needs_no_epoch() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        assert not world.sent(0, c.FormEpoch)
+
+    run(main, slices=1)
+
+
+def test_a_loss_leads_to_an_epoch_of_the_survivors_and_a_return_to_one_of_all() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        lost = world.lose(1)
+        await world.settle()
+        for host, node in ((0, 0), (2, 1)):
+            assert fail_epochs(world, host) == [c.FailEpoch(1, lost.message, (1000, 1001, 1002))]
+            assert world.hosts[host].epochs[-1] == c.FormEpoch(2, node, ((0, 1), (4, 5)))
+            assert isinstance(world.hosts[host].epochs[2], c.Adopt)
+        epochs = world.runtime.epochs
+        assert epochs.covering((0, 2)) == 2
+        world.up(1)
+        await world.settle()
+        # The epoch of the survivors serves them until a program needs more.
+        assert epochs.covering((0, 2)) == 2
+        assert epochs.covering((0, 1)) == 3
+        await world.settle()
+        assert world.sent(1, c.FormEpoch) == [c.FormEpoch(3, 1, ((0, 1), (2, 3), (4, 5)))]
+        assert c.FailEpoch(2, "", ()) not in fail_epochs(world, 0)
+        closed = [command.epoch for command in world.coordinator.channel.of(c.CloseService)]
+        assert closed == [1, 2]
+
+    run(main, slices=3)
+
+
+def test_an_incarnation_that_is_no_member_ends_no_epoch() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        epochs = world.runtime.epochs
+        epochs.host_lost(1, 7, SliceLostError(1, 7, "of another time"))
+        await world.settle()
+        assert not fail_epochs(world, 0)
+        assert epochs.covering((0, 1)) == 1
+
+    run(main)
+
+
+def test_an_address_reaches_only_those_for_whom_it_was_asked() -> None:
+    async def main(world: World) -> None:
+        # The service is opened, but before the address is there a member is lost and returns.
+        world.lose(1)
+        world.up(1)
+        epoch = world.runtime.epochs.covering((0, 1))
+        await world.settle()
+        assert [a.epoch for a in world.sent(1, c.EpochAddress)] == [epoch]
+        assert [a.epoch for a in world.sent(0, c.EpochAddress)] == [1, epoch]
+
+    run(main)
+
+
+def test_without_a_coordinator_the_epoch_fails_and_the_next_one_works() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        world.end_coordinator()
+        await world.settle()
+        assert fail_epochs(world, 0)
+        epochs = world.runtime.epochs
+        broken = epochs.covering((0, 1))
+        verdicts = judge(world, broken, "could not join epoch 2: the address did not come")
+        await world.settle()
+        assert [error.code for error in verdicts.all] == [Code.DATA_LOSS]
+        assert "all of them live" in verdicts.all[0].message
+        world.start_coordinator()
+        good = epochs.covering((0, 1))
+        await world.settle()
+        assert world.sent(1, c.EpochAddress)[-1] == c.EpochAddress(good, f"here:{good}")
+
+    run(main)
+
+
+# --- the inquest ----------------------------------------------------------------------------------
+
+
+def test_all_hosts_answer_so_a_programs_own_error_is_told_as_it_is() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        verdicts = Verdicts()
+        world.runtime.epochs.judge(1, OWN, verdicts)
+        assert not verdicts.all
+        await world.settle()
+        assert verdicts.all == [OWN]
+        # What was in flight ends, since ranks may have run apart.
+        assert [failed.message for failed in fail_epochs(world, 0)] == ["a program failed"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("text", [TRANSPORT, "Collective failed", "GetKeyValue() timed out"])
+def test_all_hosts_answer_so_a_transports_error_is_a_broken_link(text: str) -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        verdicts = judge(world, 1, text)
+        await world.settle()
+        (error,) = verdicts.all
+        assert error.code is Code.DATA_LOSS
+        assert error.message.startswith("slice 0 lost its collective links to slices 1, 2")
+        assert "all of them live" in error.message
+        assert text in error.message
+
+    run(main, slices=3)
+
+
+def test_a_loss_meanwhile_is_the_verdict() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        world.hosts[1].answers_pings = False
+        verdicts = judge(world, 1)
+        more = judge(world, 1, "another host's view of it")
+        await world.settle()
+        assert not verdicts.all
+        lost = world.lose(1)
+        assert verdicts.all == more.all == [lost]
+        assert judge(world, 1).all == [lost]
+        await world.settle()
+        assert fail_epochs(world, 0)[0].message == lost.message
+
+    run(main, slices=3)
+
+
+def test_the_verdict_stands_for_whoever_asks_later() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        first = judge(world, 1)
+        world.runtime.epochs.broken(1, "the same, from another host")
+        await world.settle()
+        late = judge(world, 1, "some other text of it")
+        assert late.all == first.all
+        # A program's own error has no verdict of its own, so each keeps its text.
+        world.runtime.epochs.covering((0, 1))
+        await world.settle()
+        judge(world, 2, "its own fault")
+        await world.settle()
+        assert [e.message for e in judge(world, 2, "also its own").all] == ["also its own"]
+
+    run(main)
+
+
+def test_hosts_are_asked_once_for_an_inquest_and_none_of_another_time() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        for _ in range(3):
+            judge(world, 1)
+        await world.settle()
+        for host in range(2):
+            (ping,) = world.sent(host, c.Ping)
+            assert ping.number < 0
+
+    run(main)
+
+
+def test_heartbeats_are_no_answers() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        world.hosts[0].answers_pings = world.hosts[1].answers_pings = False
+        verdicts = judge(world, 1)
+        await world.settle()
+        for host in range(2):
+            world.runtime.report(world.hosts[host].link, c.Pong(5, 0))
+        assert not verdicts.all
+        for host in range(2):
+            world.runtime.report(world.hosts[host].link, c.Pong(-1, 0))
+        assert len(verdicts.all) == 1
+
+    run(main)
+
+
+def test_an_old_answer_counts_for_no_new_inquest() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        world.up(2)
+        epochs = world.runtime.epochs
+        assert epochs.covering((0, 2)) == 2
+        for host in world.hosts.values():
+            host.answers_pings = False
+        judge(world, 1)
+        later = judge(world, 2)
+        for host in range(3):
+            world.runtime.report(world.hosts[host].link, c.Pong(-1, 0))
+        assert not later.all
+        for host in range(3):
+            world.runtime.report(world.hosts[host].link, c.Pong(-2, 0))
+        assert later.all
+
+    async def two_of_three(world: World) -> None:
+        world.up(0)
+        world.up(1)
+        world.runtime.epochs.form_if_needed()
+        await main(world)
+
+    run(two_of_three, slices=3, up=False)
+
+
+def test_an_epoch_that_was_left_for_a_larger_one_still_has_a_verdict() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        epochs = world.runtime.epochs
+        world.lose(1)
+        assert epochs.covering((0, 2)) == 2
+        world.up(1)
+        assert epochs.covering((0, 1, 2)) == 3
+        await world.settle()
+        # A program of epoch 2 is still in flight when slice 2 is lost.
+        lost = world.lose(2)
+        assert judge(world, 2).all == [lost]
+        assert judge(world, 3).all == [lost]
+        assert judge(world, 1).all[0].message.startswith("slice 1")
+
+    run(main, slices=3)
+
+
+def test_an_inquest_ends_with_its_epoch_however_old_it_is() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        epochs = world.runtime.epochs
+        world.hosts[0].answers_pings = False
+        verdicts = judge(world, 1)
+        # Many larger epochs are formed before the verdict.
+        for _ in range(20):
+            world.up(1)
+            epochs._current = None
+            epochs.form_if_needed()
+        await world.settle()
+        lost = world.lose(0)
+        assert verdicts.all == [lost]
+
+    run(main)
+
+
+def test_an_epoch_that_nobody_remembers() -> None:
+    async def main(world: World) -> None:
+        verdicts = Verdicts()
+        world.runtime.epochs.judge(99, OWN, verdicts)
+        assert verdicts.all == [OWN]
+        world.runtime.epochs.broken(99, TRANSPORT)
+        world.runtime.epochs.formed(99, 0, 1)
+
+    run(main)
+
+
+def test_no_service_is_a_failed_epoch() -> None:
+    async def main(world: World) -> None:
+        refusal = StatusError(Code.UNKNOWN, "no ports left")
+        answer: Callable[[object], object] = lambda command: (  # noqa: E731
+            refusal if isinstance(command, c.OpenService) else None
+        )
+        world.coordinator._answer = answer
+        await world.settle()
+        assert [failed.epoch for failed in fail_epochs(world, 0)] == [1]
+        assert world.runtime.epochs.covering((0, 1)) == 2
+
+    run(main)
