@@ -133,7 +133,7 @@ def recovery(rounds: int, quick: bool) -> None:
                 [
                     f"{name.removesuffix(' (ms)')}, {label}",
                     f"{statistics.median(values):,.0f}",
-                    f"{min(values):,.0f} – {max(values):,.0f}",
+                    f"{min(values):,.0f} to {max(values):,.0f}",
                 ]
             )
     say("\n### Recovery (ms)\n")

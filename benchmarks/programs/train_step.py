@@ -23,7 +23,8 @@ if len(sys.argv) > 3:
     jax.config.update("jax_num_cpu_devices", local)
     jax.distributed.initialize(coordinator, processes, index)
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
 
 devices = np.array(jax.devices()).reshape(2, -1)
 mesh = Mesh(devices, ("replica", "model"))

@@ -143,8 +143,15 @@ def test_all_hosts_answer_so_a_programs_own_error_is_told_as_it_is() -> None:
         assert not verdicts.all
         await world.settle()
         assert verdicts.all == [OWN]
-        # What was in flight ends, since ranks may have run apart.
-        assert [failed.message for failed in fail_epochs(world, 0)] == ["a program failed"]
+        # What else was in flight ends, since ranks may have run apart; and it says so.
+        innocent = judge(world, 1, "epoch 1 has ended", Code.DATA_LOSS)
+        (failed,) = fail_epochs(world, 0)
+        assert [error.message for error in innocent.all] == [failed.message]
+        assert failed.message.startswith("slice 0 gave up its collective links to slice 1 in epoch")
+        assert OWN.message in failed.message
+        # A callback that met a lost slice told so itself.
+        nested = judge(world, 1, "slice 1 was lost", Code.DATA_LOSS)
+        assert [error.message for error in nested.all] == ["slice 1 was lost"]
 
     run(main)
 
@@ -162,6 +169,18 @@ def test_all_hosts_answer_so_a_transports_error_is_a_broken_link(text: str) -> N
         assert text in error.message
 
     run(main, slices=3)
+
+
+def test_links_within_one_slice() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        verdicts = judge(world, 1)
+        await world.settle()
+        assert verdicts.all[0].message.startswith(
+            "slice 0 lost its collective links between its hosts in epoch 1"
+        )
+
+    run(main, slices=1, hosts=2)
 
 
 def test_a_loss_meanwhile_is_the_verdict() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from regrow.channel.commands import (
     Adopt,
@@ -29,7 +29,14 @@ from regrow.slices import Epoch
 
 log = logging.getLogger(__name__)
 
-_TRANSPORT_WORDS = ("gloo", "connection", "collective", "getkeyvalue", "could not join epoch")
+_TRANSPORT_WORDS = (
+    "gloo",
+    "connection",
+    "collective",
+    "getkeyvalue",
+    "could not join epoch",
+    "coordination service",
+)
 _VERDICTS_KEPT = 256
 # Programs of an epoch that was left for a larger one may still be in flight.
 _EPOCHS_KEPT = 8
@@ -45,14 +52,34 @@ class Coordinator(Protocol):
 
 
 @final
+class Verdict(NamedTuple):
+    """Why an epoch ended.
+
+    Attributes:
+        error: What its programs failed with.
+        own: Whether one of them failed by itself: that one tells its own error.
+    """
+
+    error: StatusError
+    own: bool
+
+    def told(self, error: StatusError) -> StatusError:
+        """What an error of a program of the epoch really is."""
+        if self.own and (error.code is not Code.DATA_LOSS or error.message.startswith("slice ")):
+            return error
+        return self.error
+
+
+@final
 class Inquest:
     """One failed epoch, before its verdict."""
 
-    def __init__(self, epoch: Epoch, text: str) -> None:
+    def __init__(self, epoch: Epoch, text: str, ping: int) -> None:
         self.epoch = epoch
         self.text = text
+        self.ping = ping
         self.unheard: set[int] = set()
-        self.waiting: list[Callable[[StatusError | None], None]] = []
+        self.waiting: list[Callable[[Verdict], None]] = []
 
 
 @final
@@ -68,7 +95,7 @@ class Epochs:
         self._last = 0
         self._ports: dict[int, dict[int, int]] = {}
         self._inquests: dict[int, Inquest] = {}
-        self._verdicts: dict[int, StatusError | None] = {}
+        self._verdicts: dict[int, Verdict] = {}
         self._pings = 0
 
     # --- forming ---
@@ -93,7 +120,8 @@ class Epochs:
         epoch = Epoch(self._last, tuple((host, self._links[host].incarnation) for host in hosts))
         self._current = self._alive[epoch.number] = epoch
         for number in list(self._alive)[:-_EPOCHS_KEPT]:
-            del self._alive[number]
+            if number not in self._inquests:
+                del self._alive[number], self._ports[number]
         self._ports[epoch.number] = {}
         members = [self._topology.devices_of_host(host) for host in hosts]
         for node, host in enumerate(hosts):
@@ -136,7 +164,7 @@ class Epochs:
         """A host is lost, and with it the epochs that it was in."""
         for epoch in list(self._alive.values()):
             if epoch.has(host, incarnation):
-                self._end(epoch, error)
+                self._end(epoch, Verdict(error, own=False))
 
     def coordinator_lost(self) -> None:
         """The services are gone: no epoch can make new connections."""
@@ -151,32 +179,31 @@ class Epochs:
 
     def judge(self, number: int, error: StatusError, then: Callable[[StatusError], None]) -> None:
         """Calls `then` with what an error of a program of this epoch really is; maybe later."""
-        self._judge(number, error.message, lambda verdict: then(verdict or error))
+        if not self._judge(number, error.message, lambda verdict: then(verdict.told(error))):
+            then(error)
 
-    def _judge(
-        self, number: int, text: str, then: Callable[[StatusError | None], None] | None
-    ) -> None:
+    def _judge(self, number: int, text: str, then: Callable[[Verdict], None] | None) -> bool:
+        """Has `then` called with the verdict; False if there will be none."""
         if number in self._verdicts:
             if then is not None:
                 then(self._verdicts[number])
-            return
+            return True
         inquest = self._inquests.get(number)
         if inquest is None:
             epoch = self._alive.get(number)
             if epoch is None:
-                if then is not None:
-                    then(None)
-                return
+                return False
             inquest = self._open_inquest(epoch, text)
         if then is not None:
             inquest.waiting.append(then)
         if not inquest.unheard:
             self._conclude(inquest)
+        return True
 
     def _open_inquest(self, epoch: Epoch, text: str) -> Inquest:
         log.info("inquest on epoch %d: %s", epoch.number, text)
-        inquest = self._inquests[epoch.number] = Inquest(epoch, text)
         self._pings += 1
+        inquest = self._inquests[epoch.number] = Inquest(epoch, text, self._pings)
         for host in epoch.hosts:
             link = self._links.get(host)
             if link is not None:
@@ -185,35 +212,32 @@ class Epochs:
         return inquest
 
     def alive(self, host: int, number: int) -> None:
-        """A host answered a ping of an inquest."""
-        if number >= 0:
-            return
+        """A host answered a ping of an inquest, so it lived after all that was asked before."""
         for inquest in list(self._inquests.values()):
-            inquest.unheard.discard(host)
-            if not inquest.unheard:
-                self._conclude(inquest)
+            if -number >= inquest.ping:
+                inquest.unheard.discard(host)
+                if not inquest.unheard:
+                    self._conclude(inquest)
 
     def _conclude(self, inquest: Inquest) -> None:
         epoch, text = inquest.epoch, inquest.text
-        error = None
-        if any(word in text.lower() for word in _TRANSPORT_WORDS):
-            slices = sorted({self._topology.slice_of_host(host) for host in epoch.hosts})
-            error = StatusError(
-                Code.DATA_LOSS,
-                f"slice {slices[0]} lost its collective links to slices "
-                f"{', '.join(map(str, slices[1:]))} in epoch {epoch.number}; all of them live. The "
-                "outputs and donated inputs of the programs in flight are lost, other arrays are "
-                f"not. Cause: {text[:300]}",
-            )
-        self._end(epoch, error)
+        own = not any(word in text.lower() for word in _TRANSPORT_WORDS)
+        what = "gave up" if own else "lost"
+        slices = sorted({self._topology.slice_of_host(host) for host in epoch.hosts})
+        error = StatusError(
+            Code.DATA_LOSS,
+            f"slice {slices[0]} {what} its collective links {_to(slices[1:])} in epoch "
+            f"{epoch.number}; all of them live. The outputs and donated inputs of the programs in "
+            f"flight are lost, other arrays are not. Cause: {text[:300]}",
+        )
+        self._end(epoch, Verdict(error, own))
 
-    def _end(self, epoch: Epoch, error: StatusError | None) -> None:
-        number = epoch.number
+    def _end(self, epoch: Epoch, verdict: Verdict) -> None:
+        number, message = epoch.number, verdict.error.message
         self._alive.pop(number, None)
-        self._verdicts[number] = error
+        self._verdicts[number] = verdict
         while len(self._verdicts) > _VERDICTS_KEPT:
             self._verdicts.pop(next(iter(self._verdicts)))
-        message = error.message if error is not None else "a program failed"
         ports = self._ports.pop(number, {})
         for host in epoch.hosts:
             link = self._links.get(host)
@@ -225,4 +249,10 @@ class Epochs:
             self._current = None
         inquest = self._inquests.pop(number, None)
         for then in inquest.waiting if inquest is not None else ():
-            then(error)
+            then(verdict)
+
+
+def _to(others: list[int]) -> str:
+    if not others:
+        return "between its hosts"
+    return f"to slice{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias, final
 from regrow.channel.commands import Execute, Load, Unload, pack
 from regrow.errors import Code, StatusError
 from regrow.head.buffers import Buffer, Buffers, Placement
+from regrow.head.callbacks import CallbackUse
 from regrow.head.compile import Compiled
 from regrow.head.epochs import Epochs
 from regrow.head.links import Link
@@ -39,6 +40,7 @@ class Executable:
         placement: Placement,
         replicas: int,
         program: bytes,
+        use: CallbackUse | None = None,
     ) -> None:
         """Takes what the compiler told; `program` is empty unless hosts must compile it themselves."""
         self.number = number
@@ -50,6 +52,7 @@ class Executable:
         self.outputs = _outputs(compiled, placement.devices)
         self._replicas = replicas
         self._program = program
+        self._use = use
         self._loaded: dict[int, tuple[Link, int]] = {}
 
     def load(self, host: int, link: Link, epoch: int) -> None:
@@ -57,6 +60,8 @@ class Executable:
         if self._loaded.get(host) == (link, epoch):
             return
         self._loaded[host] = (link, epoch)
+        if self._use is not None:
+            self._use.loaded_on(link)
         link.send(
             Load(
                 self.number,
@@ -77,6 +82,8 @@ class Executable:
             if link.lost is None:
                 link.send(Unload((self.number,)))
         self._loaded.clear()
+        if self._use is not None:
+            self._use.close()
 
 
 def _outputs(compiled: Compiled, devices: tuple[int, ...]) -> list[Output]:

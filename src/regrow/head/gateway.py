@@ -34,6 +34,7 @@ class Gateway:
         self._sessions: dict[int, Session] = {}
         self._next = 1
         self._on_clients = on_clients
+        runtime.callbacks.refusal = self._refusal
 
     def negotiate(self, min_protocol: int, max_protocol: int, max_serdes: int) -> tuple[int, int]:
         """The protocol and serialisation versions to speak.
@@ -73,16 +74,17 @@ class Gateway:
         nonce = _text(init_data.get(NONCE_KEY))
         if not _NONCE.fullmatch(nonce):
             nonce = ""
+        if nonce:
+            self._runtime.callbacks.open(nonce)
         session = Session(
             number,
             self._runtime,
             self._init_response,
+            nonce,
             send,
             lambda: self._closed(number, nonce),
         )
         self._sessions[number] = session
-        if nonce:
-            self._runtime.callbacks.open(nonce)
         log.info(
             "session %d: %s, protocol %d, serdes %d, %s", number, peer, protocol, serdes, user_agent
         )
@@ -101,6 +103,15 @@ class Gateway:
     def clients(self) -> int:
         """How many clients are connected."""
         return len(self._sessions)
+
+    def _refusal(self, sock: socket.socket, token: str) -> str | None:
+        if sock.family == socket.AF_UNIX:
+            return None
+        try:
+            self._check_token(token.encode())
+        except StatusError as error:
+            return error.message
+        return None
 
     def _check_token(self, given: Any) -> None:
         tcp = self._runtime.config.tcp

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from regrow.channel.rgcb import callbacks_of
 from regrow.errors import Code, StatusError
 from regrow.head.buffers import Array, Piece
+from regrow.head.callbacks import CallbackUse
 from regrow.head.compile import Compiled
 from regrow.head.executables import Executable, memory_stats
 from regrow.head.links import unknown
@@ -83,6 +84,10 @@ class ProgramRequests:
         replicas, devices, options = _compile_options(body.compile_options.data)
         placement = self._runtime.buffers.placement(devices)
         callbacks = callbacks_of(program)
+        if callbacks is not None and callbacks.nonce != self._tables.nonce:
+            raise StatusError.user(
+                Code.FAILED_PRECONDITION, "the program has host callbacks of another session"
+            )
         count = callbacks.number if callbacks is not None else 0
         later = Later()
 
@@ -98,6 +103,7 @@ class ProgramRequests:
                     placement,
                     replicas,
                     program if count else b"",
+                    None if callbacks is None else CallbackUse(self._runtime.callbacks, callbacks),
                 )
             except StatusError as refused:
                 later.settle(refused, None)

@@ -74,7 +74,9 @@ class Runtime:
             (error.slice_index + 1) * self.topology.hosts_per_slice,
         )
         for host in hosts:
-            self.buffers.links.pop(host, None)
+            link = self.buffers.links.pop(host, None)
+            if link is not None:
+                self.callbacks.release_all(link)
         for host in hosts:
             self.epochs.host_lost(host, error.incarnation, error)
         if was_up:
@@ -105,7 +107,7 @@ class Runtime:
             case c.Callback():
                 self._call(link, command)
             case c.CallbackFreed():
-                self.callbacks.free(command.nonce, command.token)
+                self.callbacks.release(command.nonce, command.token, link)
             case _:
                 log.warning("%s sent %s", link.name, type(command).__name__)
 

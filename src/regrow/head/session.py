@@ -55,6 +55,7 @@ class Session:
         session_id: int,
         runtime: Runtime,
         init: Callable[[int], Any],
+        nonce: str,
         send: Callable[[bytes], None],
         on_closed: Callable[[], None],
     ) -> None:
@@ -63,7 +64,7 @@ class Session:
         self._send = send
         self._on_closed = on_closed
         self._init = init
-        self._tables = Tables()
+        self._tables = Tables(nonce)
         self._numbered = 0
         self._inbox: deque[Any] = deque()
         self._incoming: dict[int, Memory] = {}

@@ -45,13 +45,15 @@ class Tables:
     """Arrays, programs, host buffers and futures by handle.
 
     Attributes:
+        nonce: By which the client's host callbacks are known, or empty.
         arrays: An array, or the error that it would have raised.
         programs: What `program_requests` keeps.
         host_buffers: Bytes that came from the client, or are to go to it.
         statuses: What there is to wait for at the end of an execution.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nonce: str = "") -> None:
+        self.nonce = nonce
         self.arrays: dict[int, Array | StatusError] = {}
         self.programs: dict[int, Any] = {}
         self.host_buffers: dict[int, Any] = {}

@@ -20,7 +20,12 @@ from regrow.channel import commands as c
 from regrow.errors import StatusError
 from regrow.wire.status import from_exception
 from regrow.worker.platform import make_home_client
-from regrow.worker.programs import Signature, compile_options, parse_module
+from regrow.worker.programs import (
+    Signature,
+    compile_options,
+    parse_module,
+    refuse_pointers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +88,7 @@ class Compiler:
 
     def _compile(self, command: c.Compile) -> dict[str, Any]:
         module = parse_module(command.program)
+        refuse_pointers(command.program, module)
         signature = Signature(module)
         options = self._options(command.options)
         if command.spans:

@@ -8,7 +8,6 @@ from typing import Any, Final, final
 
 from regrow.channel.commands import Execute
 from regrow.errors import Code
-from regrow.worker.callbacks import user_error
 from regrow.worker.gang import Gang
 from regrow.worker.platform import Domain
 from regrow.worker.programs import Program
@@ -144,7 +143,7 @@ class Launcher:
                 outs, status = self._launch_aside(command, program, parts, gang)
                 self._resolve(command, results, outs, status)
             except Exception as error:  # noqa: BLE001 - the outputs carry it
-                failed_with = PartError.of(user_error(error) or error)
+                failed_with = PartError.of(error)
                 if gang is not None:
                     gang.not_launched(command.launch, failed_with)
                 failed = Part.failed(program.domain, failed_with)

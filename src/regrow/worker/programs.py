@@ -18,6 +18,7 @@ from regrow.wire.dtypes import TOKEN, kind_of_mlir
 from regrow.worker.callbacks import CallbackRelay, HostCallbacks
 from regrow.worker.platform import Domain
 
+_POINTERS = (b"InspectSharding", b"CustomSPMDPartitioning", b"xla_buffer_python")
 _ALIAS_ATTRIBUTES = ("tf.aliasing_output", "jax.buffer_donor")
 
 
@@ -58,6 +59,33 @@ def _unreadable(program: bytes, error: Exception) -> StatusError:
         f"server reads up to {stablehlo.get_current_version()}. {lines} Use the same jax on both "
         "sides, or a newer one on the server.",
     )
+
+
+def refuse_pointers(program: bytes, module: Any) -> None:
+    """Refuses programs that hold addresses of the client's process: here they would be followed.
+
+    Raises:
+        StatusError: It is such a program.
+    """
+    if not any(name in program for name in _POINTERS):
+        return
+
+    def visit(op: Any) -> Any:
+        if "call_target_name" in op.attributes:
+            name = ir.StringAttr(op.attributes["call_target_name"]).value
+            if name.encode().startswith(_POINTERS):
+                found.append(name)
+        return ir.WalkResult.ADVANCE
+
+    found: list[str] = []
+    with module.context:
+        module.operation.walk(visit)
+    if found:
+        raise StatusError(
+            Code.UNIMPLEMENTED,
+            f"{found[0]} needs memory of the client's process and cannot run on a cluster; "
+            "run the client by `regrow run` or call `regrow.connect` to learn what to use instead",
+        )
 
 
 @final

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
-from regrow.errors import Code, RegrowError, StatusError, WaitTimeout
+from regrow.errors import Code, RegrowError, WaitTimeout
 from regrow.wire.status import from_exception
+from regrow.worker.callbacks import user_error
 from regrow.worker.platform import Array, Domain
 
 _PART_DEADLINE_S = 600.0
@@ -38,7 +39,7 @@ class PartError(RegrowError):
         ended = _EPOCH_ENDED.search(str(error))
         if ended is not None:
             return cls(Code.DATA_LOSS, ended.group(2), int(ended.group(1)))
-        status = error if isinstance(error, StatusError) else from_exception(error)
+        status = user_error(error) or from_exception(error)
         return cls(status.code, status.message, epoch)
 
 
