@@ -375,8 +375,11 @@ class Driver:
         self.crash = threading.Thread(target=_raised, args=(lambda: bad(array),), daemon=True)
         self.crash.start()
 
-    def live_arrays(self) -> int:
-        return len(jax.live_arrays())
+    def fill(self, victim: int, size: int) -> None:
+        """Keeps so many bytes on a slice."""
+        array = self.cluster.put([victim], P(), np.float32(1))
+        filled = jax.jit(lambda x: jnp.full(size // 4, x))(array)
+        self.kept[-1] = [filled.block_until_ready()]
 
 
 def _copied(array: jax.Array) -> Any:

@@ -71,7 +71,7 @@ class Owner(Protocol):
         """A slice takes work."""
         ...
 
-    def slice_lost(self, error: SliceLostError, was_up: bool) -> None:
+    def slice_lost(self, error: SliceLostError, cause: str, was_up: bool) -> None:
         """A slice is lost."""
         ...
 
@@ -290,7 +290,7 @@ class Fleet:
         now = time.monotonic()
         text = self.membership.describe_loss(action.index, action.incarnation, now)
         error = SliceLostError(action.index, action.incarnation, text)
-        self._owner.slice_lost(error, action.was_up)
+        self._owner.slice_lost(error, action.cause, action.was_up)
         for _, member in self._of(action.index, action.incarnation):
             member.link.lose(error)
 

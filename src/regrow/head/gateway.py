@@ -78,6 +78,7 @@ class Gateway:
             self._runtime.callbacks.open(nonce)
         session = Session(
             number,
+            protocol,
             self._runtime,
             self._init_response,
             nonce,
@@ -103,6 +104,13 @@ class Gateway:
     def clients(self) -> int:
         """How many clients are connected."""
         return len(self._sessions)
+
+    def describe(self) -> list[dict[str, int]]:
+        """The sessions, as JSON values."""
+        return [
+            {"id": number, "protocol": session.protocol, "requests": session.requests}
+            for number, session in self._sessions.items()
+        ]
 
     def _refusal(self, sock: socket.socket, token: str) -> str | None:
         if sock.family == socket.AF_UNIX:

@@ -1,8 +1,7 @@
-"""The head as a process: `python -m regrow.head --config FILE`."""
+"""The head: its parts put together, and what can be asked of it."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
@@ -12,20 +11,18 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final, final
 
 from regrow.config import HeadConfig
-from regrow.errors import RegrowError, WaitTimeout
+from regrow.errors import WaitTimeout
 from regrow.head.aides import Aide
 from regrow.head.control import ControlServer, make_event
 from regrow.head.fleet import Fleet
-from regrow.head.gateway import Gateway
+from regrow.head.gateway import PROTOCOL_MAX, PROTOCOL_MIN, Gateway
 from regrow.head.runtime import Runtime
 from regrow.head.topology import Topology
 from regrow.launchers.local import LocalLauncher
-from regrow.supervise import guard_head
+from regrow.wire.schema import jaxlib_version
 from regrow.wire.service import Server, serve
 
 log = logging.getLogger(__name__)
@@ -144,6 +141,9 @@ class Head:
             "ended": self._runtime.ended,
             "compiled": self._runtime.compiler.compiled,
             "compiled_from_disk": self._runtime.compiler.from_disk,
+            "jaxlib": jaxlib_version(),
+            "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
+            "sessions": self._gateway.describe(),
         }
         return status
 
@@ -185,32 +185,17 @@ def _arena_bytes() -> int:
     return int(pages * page * _SHARE_OF_MEMORY)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a head in the foreground; its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m regrow.head", description=__doc__)
-    parser.add_argument("--config", required=True, help="JSON file of a HeadConfig")
-    options = parser.parse_args(arguments)
-    try:
-        return serve_head(HeadConfig.load(options.config))
-    except RegrowError as error:
-        sys.stderr.write(f"regrow: {error}\n")
-        return 3
-
-
-def serve_head(config: HeadConfig) -> int:
-    """Serves until the end is asked for; 0.
+def serve_head(config: HeadConfig, launcher: LocalLauncher) -> None:
+    """Serves until the end is asked for.
 
     Raises:
         RegrowError: The cluster could not start.
     """
-    guard_head(config)
     logging.basicConfig(
         level=config.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    Path(config.log_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
-    launcher = LocalLauncher(Path(config.log_dir))
     # The tables of sessions make many small objects and no cycles: let the collector run seldom.
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
@@ -220,4 +205,3 @@ def serve_head(config: HeadConfig) -> int:
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run())
-    return 0

@@ -65,7 +65,7 @@ class Runtime:
             self.epochs.form_if_needed()
         self._on_change("slice_up", slice_index, incarnation, "")
 
-    def slice_lost(self, error: SliceLostError, was_up: bool) -> None:
+    def slice_lost(self, error: SliceLostError, cause: str, was_up: bool) -> None:
         """A slice is lost: waits for it end now, its peers' epoch ends, its arrays are lost."""
         started = time.perf_counter()
         self.buffers.slice_lost(error.slice_index, error)
@@ -81,7 +81,7 @@ class Runtime:
             self.epochs.host_lost(host, error.incarnation, error)
         if was_up:
             self.epochs.form_if_needed()
-        self._on_change("slice_lost", error.slice_index, error.incarnation, error.message)
+        self._on_change("slice_lost", error.slice_index, error.incarnation, cause)
         log.info("loss handled in %.1f ms", 1e3 * (time.perf_counter() - started))
 
     def job_ends(self, text: str) -> None:

@@ -53,6 +53,7 @@ class Session:
     def __init__(
         self,
         session_id: int,
+        protocol: int,
         runtime: Runtime,
         init: Callable[[int], Any],
         nonce: str,
@@ -60,6 +61,7 @@ class Session:
         on_closed: Callable[[], None],
     ) -> None:
         self.session_id = session_id
+        self.protocol = protocol
         self._runtime = runtime
         self._send = send
         self._on_closed = on_closed
