@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Final, final
+from typing import Final, Self, final
 
 
 class Code(enum.IntEnum):
@@ -58,6 +58,15 @@ _WORDS = re.compile("|".join(SLICE_DOWN_WORDS))
 
 class RegrowError(Exception):
     """Base of all errors of Regrow."""
+
+    def fresh(self) -> Self:
+        """The same error without its traceback, to be kept, or to be raised where it is kept.
+
+        An error that was raised holds the frames that it passed through, and what they hold.
+        """
+        again = self.__class__.__new__(self.__class__, *self.args)
+        again.__dict__.update(self.__dict__)
+        return again
 
 
 class UsageError(RegrowError):

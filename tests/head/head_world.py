@@ -1,10 +1,10 @@
 """A head without processes: its parts are real, its hosts are models that carry out commands in numpy.
 
-    def test_something() -> None:
-        async def main(world: World) -> None:
-            buffer = world.runtime.transfers.put(...)
-            await world.settle()            # hosts carry out what they were told, answers arrive
-        run(main, slices=2)
+def test_something() -> None:
+    async def main(world: World) -> None:
+        buffer = world.runtime.transfers.put(...)
+        await world.settle()            # hosts carry out what they were told, answers arrive
+    run(main, slices=2)
 """
 
 from __future__ import annotations
@@ -411,7 +411,7 @@ class World:
     def lose(self, index: int, story: str = "SIGKILL (signal 9)") -> SliceLostError:
         """A slice is lost, as the fleet tells it."""
         error = SliceLostError(index, self._incarnations[index], story)
-        self.runtime.slice_lost(error, True)
+        self.runtime.slice_lost(error, "SIGKILL (signal 9)", True)
         count = self.topology.hosts_per_slice
         for host in range(index * count, (index + 1) * count):
             gone = self.hosts.pop(host, None)
@@ -424,15 +424,18 @@ class World:
     def peers(self) -> list[Any]:
         return [*self.hosts.values(), self.compiler, self.coordinator]
 
-    async def settle(self, choose: Callable[[int], int] = lambda count: 0) -> None:
+    async def settle(
+        self, choose: Callable[[int], int] = lambda count: 0, turns: int = 1_000_000
+    ) -> None:
         """Everybody does what it was told, in an order that `choose` decides, until all is quiet."""
         quiet = 0
-        while quiet < 3:
+        while quiet < 3 and turns:
             await asyncio.sleep(0)
             busy = [peer for peer in self.peers if not peer.idle]
             if busy:
                 busy[choose(len(busy))].step()
                 quiet = 0
+                turns -= 1
             else:
                 quiet += 1
 

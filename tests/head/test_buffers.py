@@ -30,7 +30,9 @@ def test_placements() -> None:
         assert placement.spans
         assert not buffers.placement((2, 3)).spans
         for wrong in (-1, 8):
-            with pytest.raises(StatusError, match=f"no device {wrong}; the cluster has 8") as caught:
+            with pytest.raises(
+                StatusError, match=f"no device {wrong}; the cluster has 8"
+            ) as caught:
                 buffers.placement((0, wrong))
             assert caught.value.code is Code.INVALID_ARGUMENT
 
@@ -65,7 +67,9 @@ def test_the_last_reference_frees_a_buffer_on_its_hosts() -> None:
 def test_a_slice_that_is_not_there() -> None:
     async def main(world: World) -> None:
         buffers = world.runtime.buffers
-        with pytest.raises(SliceLostError, match="slice 1 is not there: it has not come up") as caught:
+        with pytest.raises(
+            SliceLostError, match="slice 1 is not there: it has not come up"
+        ) as caught:
             buffers.new(buffers.placement((2, 0)))
         assert caught.value.code is Code.DATA_LOSS
         world.up(0)

@@ -23,7 +23,11 @@ def make(world: World, devices: tuple[int, ...], program: bytes = b"", **facts: 
 
 
 def put(world: World, devices: tuple[int, ...]) -> Any:
-    sharding = tiled(devices, (len(devices),)) if len(devices) > 1 else shardings.single_device(devices[0], None)
+    sharding = (
+        tiled(devices, (len(devices),))
+        if len(devices) > 1
+        else shardings.single_device(devices[0], None)
+    )
     data = np.zeros(len(devices), np.float32).tobytes()
     return world.runtime.transfers.put(data, F32, (len(devices),), None, sharding)
 

@@ -59,6 +59,10 @@ class Script:
         before = self._lines[: self._lines.index(told[0])]
         assert told[0].startswith("ok "), "".join(before[-40:])
 
+    def output(self) -> str:
+        """All that it writes until it ends."""
+        return self._process.communicate(timeout=60)[0]
+
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
@@ -138,9 +142,22 @@ def digests(variables: dict[str, str]) -> dict[str, str]:
     return dict(line.split() for line in done.stdout.splitlines())
 
 
-def test_the_same_bits_as_the_cpu_backend() -> None:
+@pytest.fixture(scope="module")
+def without_colocated_python() -> Iterator[regrow.LocalCluster]:
+    with regrow.LocalCluster(slices=2, devices_per_slice=2, allow_colocated_python=False) as made:
+        yield made
+
+
+def test_the_same_bits_as_the_cpu_backend(
+    without_colocated_python: regrow.LocalCluster,
+) -> None:
     plain = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    with regrow.LocalCluster(slices=2, devices_per_slice=2) as made:
-        through = digests(made.env)
+    through = digests(without_colocated_python.env)
     assert len(through) == COMPUTATIONS
     assert through == digests(plain)
+
+
+def test_colocated_python_switched_off(without_colocated_python: regrow.LocalCluster) -> None:
+    script = Script(without_colocated_python.env, "colocated.py", ["on_one_device"])
+    output = script.output()
+    assert "UNIMPLEMENTED: the owner of this cluster has switched colocated Python off" in output

@@ -207,12 +207,15 @@ class Exit(NamedTuple):
 
 
 class SetColocated(NamedTuple):
-    """Load a colocated Python program: the user's own code, pickled by the user's own process."""
+    """Load a colocated Python program: the user's own code, pickled by the user's own process.
+
+    `outs` gives (kind, dims, devices) of each result, `hosts` the devices of every host.
+    """
 
     exe: int
     text: bytes
-    devices: Sequence[int]
     outs: Sequence[tuple[int, tuple[int, ...], Sequence[int]]]
+    hosts: Sequence[Sequence[int]]
 
 
 # --- head to compiler -----------------------------------------------------------------------------

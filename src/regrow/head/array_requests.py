@@ -11,7 +11,7 @@ from regrow.head.runtime import Runtime
 from regrow.head.tables import Later, Tables
 from regrow.head.transfers import Memory
 from regrow.wire import shardings
-from regrow.wire.dtypes import STRING, TOKEN, layout_bits
+from regrow.wire.dtypes import TOKEN, layout_bits
 from regrow.wire.schema import proxy
 from regrow.wire.shardings import Sharding
 from regrow.wire.status import from_proto
@@ -107,8 +107,6 @@ class ArrayRequests:
         sharding: Sharding,
     ) -> Array:
         shape = tuple(dims)
-        if kind == STRING:
-            raise StatusError(Code.UNIMPLEMENTED, "arrays of strings are not supported")
         if kind == TOKEN or 0 in shape:
             buffer = self._transfers.empty(kind, shape, sharding)
         else:
@@ -252,7 +250,7 @@ class ArrayRequests:
                 if body.copy_semantics == _DONATE:
                     array.delete()
             except StatusError as error:
-                self._tables.arrays[result] = error
+                self._tables.arrays[result] = error.fresh()
 
     # --- to the client ---
 

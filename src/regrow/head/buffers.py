@@ -106,7 +106,7 @@ class Buffers:
         links = self.links
         for host in placement.hosts:
             if host not in links:
-                raise self.error_of(self.topology.slice_of_host(host))
+                raise self.error_of(self.topology.slice_of_host(host)).fresh()
 
     def error_of(self, slice_index: int) -> SliceLostError:
         """The error of a slice that is not there."""
@@ -155,7 +155,7 @@ class Buffer:
         if self.born != self.buffers.losses:
             error = self.buffers.lost(self.placement.slices, self.born)
             if error is not None:
-                raise error
+                raise error.fresh()
 
     def check_shard(self, shard: int) -> None:
         """Checks that one shard of it is not lost.
@@ -168,7 +168,7 @@ class Buffer:
             index = self.buffers.topology.slice_of_host(host)
             error = self.buffers.lost((index,), self.born)
             if error is not None:
-                raise error
+                raise error.fresh()
 
 
 @final

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Final, Protocol, TypeAlias, final
 
 from regrow.channel.arena import Arena, Block
 from regrow.channel.commands import Free, Segment, pack
 from regrow.errors import Code, StatusError
+
+# Nobody waits for memory to be freed: it may wait for a payload that is sent anyway.
+_FREE_S: Final = 0.002
 
 Waiter: TypeAlias = Callable[[StatusError | None, Any], None]
 
@@ -52,6 +55,7 @@ class Link:
         self._channel: Channel | None = None
         self._out: list[bytes] = []
         self._planned = False
+        self._freeing = False
         self._next = 1
         self._waiters: dict[int, Waiter] = {}
         self._segments: set[int] = set()
@@ -93,10 +97,11 @@ class Link:
             waiter(error, value)
 
     def free(self, aid: int) -> None:
-        """Has a buffer dropped with the next payload; also from a finalizer."""
+        """Has a buffer dropped with the next payload, or soon; also from a finalizer."""
         self.freed.append(aid)
-        if not self._planned:
-            self._plan()
+        if not self._planned and not self._freeing and self._channel is not None:
+            self._freeing = True
+            asyncio.get_running_loop().call_later(_FREE_S, self._flush_freed)
 
     def lose(self, error: StatusError) -> None:
         """The process is lost: everything that is waited for fails with this error."""
@@ -149,6 +154,11 @@ class Link:
             self._planned = True
             asyncio.get_running_loop().call_soon(self._flush)
 
+    def _flush_freed(self) -> None:
+        self._freeing = False
+        if self.freed:
+            self._plan()
+
     def _flush(self) -> None:
         self._planned = False
         if self.freed:
@@ -175,7 +185,8 @@ class Lease:
         return self.block.view
 
     def __del__(self) -> None:
-        self.block.release()
+        if hasattr(self, "block"):  # There may have been no room for it.
+            self.block.release()
 
 
 def gather(count: int, waiter: Waiter) -> Waiter:

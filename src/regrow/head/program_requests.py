@@ -13,6 +13,7 @@ from regrow.channel.rgcb import callbacks_of
 from regrow.errors import Code, StatusError
 from regrow.head.buffers import Array, Piece
 from regrow.head.callbacks import CallbackUse
+from regrow.head.colocated import Colocated
 from regrow.head.compile import Compiled
 from regrow.head.executables import Executable, memory_stats
 from regrow.head.links import unknown
@@ -74,8 +75,10 @@ class ProgramRequests:
         kind = body.program.type_name
         if kind == _PLUGIN:
             return self._compile_plugin(body)
+        if kind == _CUSTOM_CALL:
+            return self._compile_colocated(body)
         if kind != _XLA:
-            what = "colocated Python" if kind == _CUSTOM_CALL else f"a program of type {kind}"
+            what = f"a program of type {kind}"
             raise StatusError(Code.UNIMPLEMENTED, f"{what} is not supported by this server")
         return self._compile_xla(body)
 
@@ -125,6 +128,15 @@ class ProgramRequests:
                 f"the plugin program {data[:80]!r} is not supported; resharding is",
             ) from None
         return self._compiled(reshard, reshard.devices, None)
+
+    def _compile_colocated(self, body: Any) -> Any:
+        if not self._runtime.config.allow_colocated_python:
+            raise StatusError(
+                Code.UNIMPLEMENTED,
+                "the owner of this cluster has switched colocated Python off",
+            )
+        program = Colocated(bytes(body.program.data), self._runtime.buffers)
+        return self._compiled(program, program.placement.devices, None)
 
     def _compiled(self, program: Any, devices: Sequence[int], fingerprint: bytes | None) -> Any:
         handle = self._tables.handle()
@@ -228,7 +240,8 @@ class ProgramRequests:
         try:
             outs, status = self._run(program, body)
         except StatusError as error:
-            outs, status = [error] * len(program.outputs), error
+            status = error.fresh()
+            outs = [status] * len(program.outputs)
         return self._executed(body, program.outputs, outs, status)
 
     def _run(self, program: Any, body: Any) -> tuple[list[Any], list[Piece]]:
@@ -236,7 +249,10 @@ class ProgramRequests:
         arrays = [tables.array(handle) for handle in body.args_handles]
         args = [array.whole() for array in arrays]
         wants_status = body.execute_options.fill_status
-        outs, status = self._runtime.dispatcher.execute(program, args, wants_status)
+        if isinstance(program, Colocated):
+            outs, status = program.execute(args, wants_status)
+        else:
+            outs, status = self._runtime.dispatcher.execute(program, args, wants_status)
         kept = body.execute_options.non_donatable_input_indices
         for index in program.donated:
             if index not in kept:
@@ -283,7 +299,7 @@ class ProgramRequests:
             try:
                 outs.append(self._runtime.transfers.move(array, target))
             except StatusError as error:
-                outs.append(error)
+                outs.append(error.fresh())
             if program.donate:
                 array.delete()
         status: Any = next((out for out in outs if isinstance(out, StatusError)), [])

@@ -6,6 +6,7 @@ what follows it wait. Responses may overtake each other; they are told apart by 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections import deque
@@ -30,6 +31,24 @@ log = logging.getLogger(__name__)
 _UNNUMBERED: Final = frozenset(
     {"delete_array_request", "destruct_array_request", "check_future_request"}
 )
+# The client sends these and goes on: their answers may wait for one that is waited for.
+_NOT_WAITED_FOR: Final = frozenset(
+    {
+        "make_array_from_host_buffer_request",
+        "make_arrays_from_host_buffer_shards_request",
+        "assemble_array_from_single_device_arrays_request",
+        "disassemble_into_single_device_arrays_request",
+        "copy_arrays_request",
+        "remap_arrays_request",
+        "reshard_arrays_request",
+        "fully_replicated_shard_request",
+        "delete_array_request",
+        "destruct_array_request",
+    }
+)
+_EXECUTE: Final = "loaded_executable_execute_request"
+_HOLD_S: Final = 0.001
+_HELD_MAX: Final = 64
 # Fields that hold handles which the client made for the results: they must hold the error, too.
 _RESULTS: Final = {
     "make_array_from_host_buffer_request": ("array_handle",),
@@ -68,6 +87,8 @@ class Session:
         self._init = init
         self._tables = Tables(nonce)
         self._numbered = 0
+        self._held: list[bytes] = []
+        self._releasing = False
         self._inbox: deque[Any] = deque()
         self._incoming: dict[int, Memory] = {}
         self._closed = False
@@ -190,7 +211,8 @@ class Session:
         if isinstance(answer, Later):
             answer.subscribe(lambda error, value: self._answer(meta.op_id, name, error, value))
         else:
-            self._reply(meta.op_id, name, answer)
+            handled = name == _EXECUTE and bool(body.result_array_handle)
+            self._reply(meta.op_id, name, answer, handled)
         return True
 
     def _poison(self, fields: tuple[str, ...], body: Any, error: StatusError) -> None:
@@ -208,19 +230,43 @@ class Session:
         else:
             self._reply(op_id, name, value)
 
-    def _reply(self, op_id: int, name: str, response: Any) -> None:
+    def _reply(self, op_id: int, name: str, response: Any, handled: bool = False) -> None:
+        """Answers; `handled` for an execution whose results have handles of the client's."""
         meta = response.response_metadata
         meta.op_id = op_id
         if name not in _UNNUMBERED:
             meta.seq_num = self._numbered
             self._numbered += 1
-        self._send(response.SerializeToString())
+        if name in _NOT_WAITED_FOR or (name == _EXECUTE and handled):
+            self._hold(response.SerializeToString())
+        else:
+            self._deliver(response.SerializeToString())
+
+    def _hold(self, answer: bytes) -> None:
+        self._held.append(answer)
+        if len(self._held) >= _HELD_MAX:
+            self._release()
+        elif not self._releasing:
+            self._releasing = True
+            asyncio.get_running_loop().call_later(_HOLD_S, self._release)
+
+    def _release(self) -> None:
+        self._releasing = False
+        held, self._held = self._held, []
+        if not self._closed:
+            for answer in held:
+                self._send(answer)
+
+    def _deliver(self, answer: bytes) -> None:
+        if self._held:
+            self._release()
+        self._send(answer)
 
     def _refuse(self, op_id: int, error: StatusError) -> None:
         response = proxy.IfrtResponse()
         response.response_metadata.op_id = op_id
         fill(response.response_metadata.status, error)
-        self._send(response.SerializeToString())
+        self._deliver(response.SerializeToString())
 
     def _init_request(self, _: Any) -> Any:
         return self._init(self.session_id)

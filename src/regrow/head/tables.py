@@ -75,13 +75,12 @@ class Tables:
         if isinstance(array, Array):
             return array
         if isinstance(array, StatusError):
-            raise array
+            raise array.fresh()
         raise unknown(f"array handle {handle}")
 
     def fail(self, handle: int, error: StatusError) -> None:
         """A result of a request that failed: later uses of the handle raise its error."""
-        self.arrays[handle] = error
-        self.statuses[handle] = error
+        self.arrays[handle] = self.statuses[handle] = error.fresh()
 
     def clear(self) -> None:
         """Lets go of everything."""

@@ -26,13 +26,15 @@ from regrow.channel.commands import (
     Put,
     Ready,
 )
-from regrow.errors import Code, StatusError
+from regrow.errors import Code, ResourceError, StatusError
 from regrow.head.buffers import Array, Buffer, Buffers, Piece
 from regrow.head.epochs import Epochs
+from regrow.head.extents import c_strides, check_extent, extent
 from regrow.head.links import Lease, Link, Waiter, gather
-from regrow.wire.dtypes import numpy_dtype
+from regrow.wire.dtypes import STRING, numpy_dtype
 from regrow.wire.regions import overlaps, relative
 from regrow.wire.shardings import Sharding
+from regrow.wire.status import from_exception
 
 Memory: TypeAlias = "bytes | bytearray | Lease"
 """Bytes of a client: small ones as such, large ones in shared memory."""
@@ -76,10 +78,13 @@ class Transfers:
             SliceLostError: A slice of it is not there.
             StatusError: The memory is too small for the shape.
         """
+        if kind == STRING:
+            return self._put_whole(kind, memory, shape, sharding)
         dtype = numpy_dtype(kind)
+        size = memory.block.size if isinstance(memory, Lease) else len(memory)
+        check_extent(size, shape, strides, dtype.itemsize)
         if strides is None:
-            strides = _c_strides(shape, dtype.itemsize)
-        _check_extent(memory, shape, strides, dtype.itemsize)
+            strides = c_strides(shape, dtype.itemsize)
         placement = self._buffers.placement(sharding.devices)
         buffer = self._buffers.new(placement)
         regions = sharding.indices(shape)
@@ -88,10 +93,10 @@ class Transfers:
             views = []
             for shard in shards:
                 region = regions[shard]
-                offset = sum(
-                    part.start * stride for part, stride in zip(region, strides, strict=True)
-                )
                 dims = tuple(part.stop - part.start for part in region)
+                starts = zip(region, strides, strict=True)
+                # An empty shard may begin behind the end of the memory.
+                offset = 0 if 0 in dims else sum(part.start * step for part, step in starts)
                 views.append(HostShard(sharding.devices[shard], offset, dims, strides))
             self._put(link, buffer, kind, memory, views, sharding.memory_kind)
         return buffer
@@ -117,12 +122,18 @@ class Transfers:
 
     def empty(self, kind: int, shape: tuple[int, ...], sharding: Sharding) -> Buffer:
         """A buffer without bytes: a token, or an array with a dimension of 0."""
+        return self._put_whole(kind, b"", shape, sharding)
+
+    def _put_whole(
+        self, kind: int, memory: Memory, shape: tuple[int, ...], sharding: Sharding
+    ) -> Buffer:
         placement = self._buffers.placement(sharding.devices)
         buffer = self._buffers.new(placement)
+        shapes = sharding.shard_shapes(shape) if 0 in shape else (shape,) * len(sharding.devices)
         for host, shards in placement.shards.items():
-            views = [HostShard(sharding.devices[shard], 0, shape, None) for shard in shards]
+            views = [HostShard(sharding.devices[s], 0, shapes[s], None) for s in shards]
             link = self._buffers.links[host]
-            self._put(link, buffer, kind, b"", views, sharding.memory_kind)
+            self._put(link, buffer, kind, memory, views, sharding.memory_kind)
         return buffer
 
     # --- to the client ---
@@ -136,8 +147,9 @@ class Transfers:
         done: Waiter,
     ) -> None:
         """Brings one shard to the head, laid out by `strides` (None: C order)."""
-        itemsize = numpy_dtype(kind).itemsize
-        size = _extent(shape, strides or _c_strides(shape, itemsize), itemsize)
+        # Nobody but their host knows how long strings are.
+        itemsize = 0 if kind == STRING else numpy_dtype(kind).itemsize
+        size = extent(shape, strides, itemsize)
         buffer, shard = piece
         buffer.check_shard(shard)
         host, position = buffer.placement.local[shard]
@@ -147,7 +159,7 @@ class Transfers:
         hold = 0 if lease is None else link.hold(lease)
 
         def answered(error: StatusError | None, value: Any) -> None:
-            if error is None and hold:
+            if hold and link.lost is None:  # A lost host may still be writing.
                 link.released((hold,))
             done(error, lease if lease is not None and error is None else value)
 
@@ -279,18 +291,28 @@ class Transfers:
     def _send_shard(self, piece: Piece, shape: tuple[int, ...], kind: int, target: Piece) -> None:
         def arrived(error: StatusError | None, value: Any) -> None:
             # `piece` is kept until here, so that the source outlives the transfer.
-            self._deliver(target, piece[0].aid, shape, error, value)
+            self._deliver(target, piece[0], shape, error, value)
 
-        self.get(piece, kind, shape, None, arrived)
+        try:
+            self.get(piece, kind, shape, None, arrived)
+        except ResourceError as error:
+            arrived(from_exception(error), None)
 
     def _deliver(
-        self, target: Piece, _: int, shape: tuple[int, ...], error: StatusError | None, value: Any
+        self,
+        target: Piece,
+        _: Buffer | None,
+        shape: tuple[int, ...],
+        error: StatusError | None,
+        value: Any,
     ) -> None:
         buffer, shard = target
-        host, position = buffer.placement.local[shard]
-        link = self._buffers.links.get(host)
-        if link is None:
+        try:
+            buffer.check_shard(shard)
+        except StatusError:
             return  # The destination is lost; so is the array, by itself.
+        host, position = buffer.placement.local[shard]
+        link = self._buffers.links[host]
         if error is not None:
             link.send(FillError(buffer.aid, int(error.code), error.message))
             return
@@ -312,6 +334,7 @@ class Transfers:
         by_target: dict[int, list[Any]] = {}
         for piece in plan:
             by_target.setdefault(piece.dst_shard, []).append(piece)
+        dtype = numpy_dtype(array.kind)
         target = self._expect(array.kind, sharding.devices, sharding.memory_kind or "device")
         pieces = array.pieces()
         regions = sharding.indices(array.shape)
@@ -321,25 +344,28 @@ class Transfers:
                 (pieces[p.src_shard], relative(p.region, sources[p.src_shard]), p.region)
                 for p in by_target.get(shard, ())
             ]
-            self._collect(parts, region, array.kind, (target, shard))
+            self._collect(parts, region, dtype, (target, shard))
         return [(target, shard) for shard in range(len(sharding.devices))]
 
-    def _collect(self, parts: list[Any], region: Any, kind: int, target: Piece) -> None:
+    def _collect(self, parts: list[Any], region: Any, dtype: Any, target: Piece) -> None:
         """Collects one shard of a new tiling from parts of old shards, then sends it."""
         shape = tuple(part.stop - part.start for part in region)
-        dtype = numpy_dtype(kind)
-        strides = _c_strides(shape, dtype.itemsize)
+        strides = c_strides(shape, dtype.itemsize)
         size = math.prod(shape) * dtype.itemsize
         if not size:
-            self._deliver(target, 0, shape, None, b"")
+            self._deliver(target, None, shape, None, b"")
             return
-        lease = Lease(self._arena, size)
+        try:
+            lease = Lease(self._arena, size)
+        except ResourceError as error:
+            self._deliver(target, None, shape, from_exception(error), None)
+            return
         whole: np.ndarray[Any, Any] = np.ndarray(shape, dtype, lease.view)
         held = [piece for piece, _, _ in parts]
 
         def all_in(error: StatusError | None, _: Any) -> None:
             held.clear()
-            self._deliver(target, 0, shape, error, lease)
+            self._deliver(target, None, shape, error, lease)
 
         one = gather(len(parts), all_in)
         for (buffer, index), inside, place in parts:
@@ -377,7 +403,7 @@ def _get_region(rid: int, **fields: Any) -> Get:
 
 def _releasing(link: Link, hold: int, waiter: Waiter) -> Waiter:
     def answered(error: StatusError | None, value: Any) -> None:
-        if error is None:
+        if link.lost is None:
             link.released((hold,))
         waiter(error, value)
 
@@ -388,7 +414,10 @@ def _placing(whole: Any, corner: Any, dtype: Any, waiter: Waiter) -> Waiter:
     def answered(error: StatusError | None, value: Any) -> None:
         if error is None:
             dims = tuple(part.stop - part.start for part in corner)
-            whole[corner] = np.frombuffer(value, dtype).reshape(dims)
+            try:
+                whole[corner] = np.frombuffer(value, dtype).reshape(dims)
+            except ValueError as wrong:
+                error = StatusError.user(Code.INVALID_ARGUMENT, f"a shard is no {dims}: {wrong}")
         waiter(error, None)
 
     return answered
@@ -405,31 +434,3 @@ class EpochError(StatusError):
     def __init__(self, code: Code, message: str, epoch: int) -> None:
         super().__init__(code, message)
         self.epoch = epoch
-
-
-def _c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    strides = []
-    step = itemsize
-    for dim in reversed(shape):
-        strides.append(step)
-        step *= dim
-    return tuple(reversed(strides))
-
-
-def _extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
-    if 0 in shape:
-        return 0
-    return sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) + itemsize
-
-
-def _check_extent(
-    memory: Memory, shape: Sequence[int], strides: Sequence[int], itemsize: int
-) -> None:
-    size = memory.block.size if isinstance(memory, Lease) else len(memory)
-    wrong = len(strides) != len(shape) or any(stride < 0 for stride in strides)
-    if wrong or _extent(shape, strides, itemsize) > size:
-        raise StatusError.user(
-            Code.INVALID_ARGUMENT,
-            f"a host buffer of {size} bytes does not hold an array of shape {list(shape)} with "
-            f"strides {list(strides)}",
-        )

@@ -110,7 +110,7 @@ class Gang:
         if not self._addressed.wait(_CONNECT_S):
             raise WaitTimeout(f"the address of epoch {self.epoch}", _CONNECT_S)
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.fresh()
         agent = _jax.get_distributed_runtime_client(
             self._address,
             form.node,
@@ -165,7 +165,7 @@ class Gang:
         """
         self._formed.wait(_CONNECT_S + 60 * _TOPOLOGY_MINUTES)
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.fresh()
         if self.domain is None:
             raise PartError(Code.UNKNOWN, f"epoch {self.epoch} was not formed in time", self.epoch)
         return self.domain
@@ -181,7 +181,7 @@ class Gang:
         if self._last is not None and self.failure is None:
             self._wait(self._last)
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.fresh()
         self._launches.append(launch)
 
     def _wait(self, token: Any) -> None:

@@ -19,6 +19,7 @@ from regrow.channel.arena import ArenaView
 from regrow.errors import Code, StatusError
 from regrow.worker import transfers
 from regrow.worker.callbacks import CallbackRelay
+from regrow.worker.colocated import Colocated, ColocatedRunner
 from regrow.worker.gang import Gang
 from regrow.worker.launch import Launcher
 from regrow.worker.platform import Domain
@@ -50,7 +51,7 @@ class Host:
         self.gang: Gang | None = None
         self._hostname = hostname
         self._memory = ArenaView()
-        self._programs: dict[int, Program | PartError] = {}
+        self._programs: dict[int, Program | Colocated | PartError] = {}
         self._gangs: dict[int, Gang] = {}
         self._addresses: dict[int, str] = {}
         self._failed_epochs: dict[int, c.FailEpoch] = {}
@@ -60,6 +61,7 @@ class Host:
         self._done = 0
         self._relay = CallbackRelay(self._call_user, self._free_callbacks)
         self._launcher = Launcher(self.store, self._helpers.submit)
+        self._colocated = ColocatedRunner(self.store, self.home)
         self._running = True
         promises = Promises(
             self.store,
@@ -193,6 +195,8 @@ class Host:
             program = self._programs.pop(exe, None)
             if isinstance(program, Program):
                 program.close()
+            elif isinstance(program, Colocated):
+                self._colocated.unload(program)
 
     def _execute(self, command: c.Execute) -> None:
         program = self._programs.get(command.exe)
@@ -202,6 +206,8 @@ class Host:
         elif isinstance(program, PartError):
             gang = self.gang if program.epoch else None
             self._launcher.refuse_gang(command, gang, self.home, program)
+        elif isinstance(program, Colocated):
+            self._colocated.start(command, program)
         elif program.spans:
             self._launcher.run_gang(command, program, self.gang)
         else:
@@ -299,8 +305,7 @@ class Host:
         log.info("%d buffers moved home", moved)
 
     def _set_colocated(self, command: c.SetColocated) -> None:
-        error = PartError(Code.UNIMPLEMENTED, "colocated Python is switched off on this cluster")
-        self._programs[command.exe] = error
+        self._programs[command.exe] = Colocated(command)
 
     def _exit(self, _: c.Exit) -> None:
         self._running = False

@@ -97,7 +97,7 @@ class Launcher:
             if part.domain is not domain:
                 part.move(domain)
             if part.error is not None:
-                raise part.error
+                raise part.error.fresh()
             if part.whole is None or isinstance(part.whole, list):
                 part.whole = domain.assemble(devices, part.singles())
             if part.epoch > epoch:

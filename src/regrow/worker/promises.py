@@ -14,9 +14,8 @@ from typing import Any, final
 from regrow.channel.arena import ArenaView
 from regrow.channel.commands import Expect, Fill, FillError
 from regrow.errors import Code
-from regrow.wire.dtypes import numpy_dtype
 from regrow.worker import transfers
-from regrow.worker.platform import COPY_NOW, Domain
+from regrow.worker.platform import Domain
 from regrow.worker.store import Part, PartError, Store
 
 log = logging.getLogger(__name__)
@@ -89,10 +88,7 @@ class Promises:
     def _place(self, command: Fill, promise: _Promise) -> None:
         expect = promise.expect
         try:
-            view = transfers.view(command.bulk, self._memory)
-            value = transfers.host_array(command.dims, numpy_dtype(expect.kind), view)
-            device = expect.devices[command.shard]
-            shard = self._home.put(value, device, expect.memory_kind, COPY_NOW)
+            shard = transfers.filled(command, expect, self._memory, self._home)
         except Exception as error:
             log.exception("shard %d of buffer %d", command.shard, command.aid)
             self._end(promise, Part.failed(self._home, PartError.of(error)))

@@ -11,6 +11,7 @@ from regrow.errors import Code, RegrowError, WaitTimeout
 from regrow.wire.status import from_exception
 from regrow.worker.callbacks import user_error
 from regrow.worker.platform import Array, Domain
+from regrow.worker.strings import Strings
 
 _PART_DEADLINE_S = 600.0
 _EPOCH_ENDED = re.compile(r"regrow epoch (\d+) ended: (.*)", re.DOTALL)
@@ -35,7 +36,7 @@ class PartError(RegrowError):
     def of(cls, error: BaseException, epoch: int = 0) -> PartError:
         """The error of a part, from whatever was raised."""
         if isinstance(error, PartError):
-            return error
+            return error.fresh()
         ended = _EPOCH_ENDED.search(str(error))
         if ended is not None:
             return cls(Code.DATA_LOSS, ended.group(2), int(ended.group(1)))
@@ -125,7 +126,7 @@ class Part:
         """
         self.settle()
         if self.error is not None:
-            raise self.error
+            raise self.error.fresh()
         if self.shards is None:
             whole: Any = self.whole
             self.shards = list(whole) if isinstance(whole, list) else list(whole._arrays)
@@ -139,7 +140,7 @@ class Part:
         """
         self.settle()
         if self.error is not None:
-            raise self.error
+            raise self.error.fresh()
         if self.whole is not None:
             return self.whole if isinstance(self.whole, list) else (self.whole,)
         return self.shards or ()
@@ -151,7 +152,7 @@ class Part:
         try:
             shards = self.singles()
             self.shards = [
-                domain.adopt(shard, device)
+                shard if isinstance(shard, Strings) else domain.adopt(shard, device)
                 for shard, device in zip(shards, self.devices, strict=True)
             ]
         except Exception as error:  # noqa: BLE001 - the part carries it

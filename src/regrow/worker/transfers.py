@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from regrow.channel.arena import ArenaView
-from regrow.channel.commands import Bulk, Copy, Get, Put
-from regrow.wire.dtypes import numpy_dtype
-from regrow.worker.platform import COPY_NOW, KEEP, Domain
+from regrow.channel.commands import Bulk, Copy, Expect, Fill, Get, Put
+from regrow.wire.dtypes import STRING, numpy_dtype
+from regrow.worker.platform import COPY_NOW, KEEP, Array, Domain
 from regrow.worker.store import Part, PartError, Store
+from regrow.worker.strings import Strings
 
 Strides: TypeAlias = "Sequence[int] | None"
 _INLINE_BYTES = 64 * 1024
@@ -20,8 +21,10 @@ _INLINE_BYTES = 64 * 1024
 
 def put(command: Put, memory: ArenaView, domain: Domain, release: Callable[[], None]) -> Part:
     """A part from host memory; `release` is called when the bulk may be reused, by any thread."""
-    dtype = numpy_dtype(command.kind)
     buffer: Any = view(command.bulk, memory)
+    if command.kind == STRING:
+        return _put_strings(command, bytes(buffer), domain, release)
+    dtype = numpy_dtype(command.kind)
     semantics = KEEP if command.keep or isinstance(buffer, bytes) else COPY_NOW
     if command.lease:
         # Arrays that live in the bulk have this one as their base, whoever holds them. A memoryview
@@ -35,11 +38,22 @@ def put(command: Put, memory: ArenaView, domain: Domain, release: Callable[[], N
     return Part(domain, [shard[0] for shard in command.shards], shards)
 
 
-def host_array(
-    dims: Sequence[int], dtype: np.dtype[Any], buffer: bytes | memoryview
-) -> np.ndarray[Any, Any]:
-    """The start of a buffer as an array in C order."""
-    return np.ndarray(tuple(dims), dtype, buffer)
+def _put_strings(
+    command: Put, serialized: bytes, domain: Domain, release: Callable[[], None]
+) -> Part:
+    if command.lease:
+        release()
+    devices = [shard[0] for shard in command.shards]
+    return Part(domain, devices, [Strings(serialized) for _ in devices])
+
+
+def filled(command: Fill, expect: Expect, memory: ArenaView, domain: Domain) -> Array:
+    """One shard of an expected part."""
+    buffer = view(command.bulk, memory)
+    if expect.kind == STRING:
+        return Strings(bytes(buffer))
+    value: np.ndarray[Any, Any] = np.ndarray(command.dims, numpy_dtype(expect.kind), buffer)
+    return domain.put(value, expect.devices[command.shard], expect.memory_kind, COPY_NOW)
 
 
 def view(bulk: Bulk, memory: ArenaView) -> bytes | memoryview:
@@ -72,7 +86,10 @@ def copy(command: Copy, store: Store, domain: Domain) -> Part:
         array = part.singles()[shard]
         if device not in part.domain.devices:
             raise PartError.of(ValueError(f"device {device} is not on this host"))
-        shards.append(part.domain.copy(array, device, command.memory_kind))
+        if isinstance(array, Strings):
+            shards.append(array)
+        else:
+            shards.append(part.domain.copy(array, device, command.memory_kind))
         epoch, domain = max(epoch, part.epoch), part.domain
     return Part(domain, list(command.devices), shards, epoch=epoch)
 
@@ -95,7 +112,10 @@ def get(command: Get, part: Part, memory: ArenaView) -> bytes | None:
         PartError: The part holds an error.
     """
     try:
-        value = np.asarray(part.singles()[command.shard])
+        shard = part.singles()[command.shard]
+        if isinstance(shard, Strings):
+            return shard.serialized
+        value = np.asarray(shard)
     except Exception as error:  # noqa: BLE001 - XLA raises many kinds
         raise PartError.of(error, part.epoch) from None
     if command.region is not None:

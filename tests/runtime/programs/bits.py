@@ -85,7 +85,9 @@ def while_and_cond() -> Tree:
     def body(x: Any) -> Any:
         return jax.lax.cond(x.sum() > 0, lambda v: v * 0.9 - 1, lambda v: v * 1.1 + 0.5, x)
 
-    return jax.jit(lambda x: jax.lax.while_loop(lambda v: jnp.abs(v).max() > 0.7, body, x))(A[0] / 9)
+    return jax.jit(lambda x: jax.lax.while_loop(lambda v: jnp.abs(v).max() > 0.7, body, x))(
+        A[0] / 9
+    )
 
 
 def psum_of_two() -> Tree:
@@ -145,7 +147,9 @@ def pinned_host() -> Tree:
 def resharded() -> Tree:
     turned = Mesh(np.array(DEVICES[::-1]).reshape(2, 2), ("a", "b"))
     x = here(A)
-    return [here(x, NamedSharding(turned, spec)) for spec in (P("b", "a"), P(None, ("a", "b")), P())]
+    return [
+        here(x, NamedSharding(turned, spec)) for spec in (P("b", "a"), P(None, ("a", "b")), P())
+    ]
 
 
 def donated() -> Tree:

@@ -41,7 +41,10 @@ def slices_are_seen() -> None:
         assert made.active_slice_indices == frozenset(range(SLICES))
         assert elastic.get_active_slice_indices(made.slice_to_devices) == set(range(SLICES))
         waited = elastic.wait_for_slices(
-            slice_count=SLICES, slice_to_devices=made.slice_to_devices, poll_interval=0.1, timeout=20
+            slice_count=SLICES,
+            slice_to_devices=made.slice_to_devices,
+            poll_interval=0.1,
+            timeout=20,
         )
         assert waited == set(range(SLICES))
     finally:
