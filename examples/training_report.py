@@ -72,7 +72,8 @@ class TrainingReport:
     def slice_lost(self, error: Exception) -> None:
         """A step, or what came after it, failed because a slice is down."""
         self._pending_since = self._now()
-        self._tell(f"a slice was lost: {str(error).splitlines()[0][:240]}")
+        first_sentence = str(error).partition(". ")[0]
+        self._tell(f"a slice was lost: {first_sentence[:240]}")
 
     def restored(self, step: int) -> None:
         """The state is back from a snapshot; `step` is the next one."""
@@ -169,6 +170,7 @@ def _draw(
     times = [at for at, _, _ in losses]
     top.plot(times, [loss for _, _, loss in losses], linewidth=1.2)
     top.set_ylabel("loss (nats a byte)")
+    top.grid(alpha=0.3)
     end = times[-1]
     ends = [at for at, _ in live_since[1:]] + [end]
     for (start, live), stop in zip(live_since, ends, strict=True):
@@ -180,6 +182,7 @@ def _draw(
             for axes in (top, bottom):
                 axes.axvline(event.at_s, color="grey", linestyle="--", linewidth=0.8)
     bottom.set_yticks(all_slices, [f"slice {index}" for index in all_slices])
+    bottom.invert_yaxis()
     bottom.set_xlabel("seconds")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -459,6 +459,8 @@ class World:
         """No buffer is left on a host, no lease is open, no shared memory is in use."""
         await self.settle()
         gc.collect(1)
+        for host in self.hosts.values():
+            host.link._flush_freed()  # Else it may wait for a moment.
         await self.settle()
         for host in self.hosts.values():
             assert not host.parts, f"left on host {host.link.host}: {host.parts}"
@@ -509,6 +511,12 @@ class Answer:
     def value(self) -> Any:
         assert self.calls[0][0] is None
         return self.calls[0][1]
+
+
+def assert_same(error: StatusError | None, wanted: StatusError) -> None:
+    """It is that error, though maybe a fresh one."""
+    assert type(error) is type(wanted)
+    assert vars(error) == vars(wanted)
 
 
 def compiled(**facts: Any) -> dict[str, Any]:

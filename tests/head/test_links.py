@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,9 +41,27 @@ def test_commands_of_one_turn_are_one_payload() -> None:
         assert channel.commands == [c.Ping(1), c.Ping(2), c.Free((7, 8))]
         await asyncio.sleep(0)
         assert len(channel.payloads) == 1
-        link.free(9)
+
+    run(main)
+
+
+def test_frees_go_along_with_the_next_payload_or_soon() -> None:
+    async def main(link: Link, channel: Recorder) -> None:
         await asyncio.sleep(0)
-        assert channel.of(c.Free)[1:] == [c.Free((9,))]
+        link.free(1)
+        await asyncio.sleep(0)
+        assert not channel.payloads
+        link.free(2)
+        link.send(c.Ping(1))
+        await asyncio.sleep(0)
+        assert channel.commands == [c.Ping(1), c.Free((1, 2))]
+        link.free(3)
+        link.free(4)
+        deadline = time.monotonic() + 5
+        while len(channel.payloads) < 2:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.001)
+        assert channel.of(c.Free)[1:] == [c.Free((3, 4))]
 
     run(main)
 

@@ -136,7 +136,7 @@ def digests(variables: dict[str, str]) -> dict[str, str]:
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
         check=True,
     )
     return dict(line.split() for line in done.stdout.splitlines())
@@ -148,6 +148,7 @@ def without_colocated_python() -> Iterator[regrow.LocalCluster]:
         yield made
 
 
+@pytest.mark.timeout(300)
 def test_the_same_bits_as_the_cpu_backend(
     without_colocated_python: regrow.LocalCluster,
 ) -> None:

@@ -43,7 +43,8 @@ class Aide:
         self._entry = entry
         self._lives = 0
         self._closing = False
-        self._ups = 0
+        self._failures = 0
+        self._starting: asyncio.Task[None] | None = None
 
     async def start(
         self,
@@ -52,7 +53,10 @@ class Aide:
         admit: Callable[[str, HeadChannel], None],
     ) -> None:
         """Starts the process; starts it again when it ends."""
+        if self._closing:
+            return
         self._lives += 1
+        self._failures += 1
         life = self._lives
         link = Link(self.role, incarnation=life)
         channel = HeadChannel(
@@ -82,7 +86,7 @@ class Aide:
             match command:
                 case c.Up():
                     self.link = link
-                    self._ups += 1
+                    self._failures = 0
                     self.on_up()
                 case c.Reply():
                     link.answered(command.rid, None, command.value)
@@ -104,6 +108,9 @@ class Aide:
         self._again(*again)
 
     def _again(self, *again: Any) -> None:
-        delay_s = _BACKOFF_S[min(max(self._lives - self._ups, 0), len(_BACKOFF_S) - 1)]
-        loop = asyncio.get_running_loop()
-        loop.call_later(delay_s, lambda: loop.create_task(self.start(*again)))
+        delay_s = _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
+        asyncio.get_running_loop().call_later(delay_s, self._start_again, *again)
+
+    def _start_again(self, *again: Any) -> None:
+        # The loop itself would not keep the task.
+        self._starting = asyncio.get_running_loop().create_task(self.start(*again))

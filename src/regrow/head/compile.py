@@ -7,11 +7,13 @@ finds the blob of the same program for slices 0 and 1.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import platform
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +35,8 @@ _FORMAT: Final = 1
 _KEPT_BYTES: Final = 512 << 20
 _DISK_BYTES: Final = 4 << 30
 _ATTEMPTS: Final = 2
+_PART: Final = ".part"
+_PART_S: Final = 600.0
 
 
 class CompilerProcess(Protocol):
@@ -109,11 +113,11 @@ class CompileService:
         job.attempts += 1
         link.ask(
             lambda rid: Compile(rid, job.key, job.program, job.options, job.spans, job.callbacks),
-            lambda error, value: self._answered(job, error, value),
+            lambda error, value: self._answered(job, link, error, value),
         )
 
-    def _answered(self, job: Job, error: StatusError | None, value: Any) -> None:
-        if error is not None and error.code is Code.UNAVAILABLE:
+    def _answered(self, job: Job, link: Link, error: StatusError | None, value: Any) -> None:
+        if error is not None and link.lost is not None:
             if job.attempts < _ATTEMPTS:
                 return  # The compiler ended; `compiler_up` asks again.
             error = StatusError.user(
@@ -143,6 +147,9 @@ class CompileService:
         return found
 
     def _keep(self, key: bytes, compiled: Compiled) -> None:
+        old = self._kept.pop(key, None)
+        if old is not None:
+            self._kept_bytes -= len(old["blob"])
         self._kept[key] = compiled
         self._kept_bytes += len(compiled["blob"])
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
@@ -186,40 +193,63 @@ class DiskCache:
     def __init__(self, directory: Path, limit_bytes: int = _DISK_BYTES) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            log.warning("compile cache: nothing will be kept: %s", error)
 
     def read(self, key: bytes) -> Compiled | None:
         """The program of that key, or None; a file that cannot be read counts as none."""
         path = self._path(key)
         try:
-            if path.stat().st_uid != os.geteuid():
-                return None  # A blob is machine code: only our own is loaded.
-            compiled = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+            compiled = msgpack.unpackb(_read_own(path), strict_map_key=False)
             os.utime(path)
-        except (OSError, ValueError, msgpack.UnpackException) as error:
-            if path.exists():
-                log.warning("compile cache: %s: %s", path.name, error)
+        except FileNotFoundError:
             return None
-        return compiled if compiled.get("key") == key else None
+        except (OSError, ValueError, TypeError, msgpack.UnpackException) as error:
+            log.warning("compile cache: %s: %s", path.name, error)
+            return None
+        return compiled if isinstance(compiled, dict) and compiled.get("key") == key else None
 
     def write(self, key: bytes, compiled: Compiled) -> None:
         """Keeps a program."""
+        part = None
         try:
-            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
+            with tempfile.NamedTemporaryFile(
+                dir=self._directory, suffix=_PART, delete=False
+            ) as file:
+                part = Path(file.name)
                 file.write(msgpack.packb(compiled))
-            os.replace(file.name, self._path(key))
+            os.replace(part, self._path(key))
             self._trim()
         except OSError as error:
             log.warning("compile cache: not kept: %s", error)
+            if part is not None:
+                part.unlink(missing_ok=True)
 
     def _path(self, key: bytes) -> Path:
         return self._directory / f"{key.hex()}.xla"
 
     def _trim(self) -> None:
-        files = [(path.stat(), path) for path in self._directory.glob("*.xla")]
+        """Other heads may be doing the same in the same directory."""
+        files = []
+        for path in self._directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                files.append((path.stat(), path))
+        # A head that was killed while it wrote has left a part behind.
+        stale = time.time() - _PART_S
         used = sum(stat.st_size for stat, _ in files)
         for stat, path in sorted(files, key=lambda entry: entry[0].st_mtime):
-            if used <= self._limit_bytes:
-                return
-            path.unlink(missing_ok=True)
-            used -= stat.st_size
+            is_stale = path.suffix == _PART and stat.st_mtime < stale
+            if is_stale or (path.suffix == ".xla" and used > self._limit_bytes):
+                path.unlink(missing_ok=True)
+                used -= stat.st_size
+
+
+def _read_own(path: Path) -> bytes:
+    """A file that only this user can have written: a blob is machine code."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+        stat = os.fstat(file.fileno())
+        if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
+            raise PermissionError("others than this user can have written it")
+        return file.read()

@@ -65,10 +65,11 @@ class Gateway:
         """A session for a client.
 
         Raises:
-            StatusError: It came over TCP without the token.
+            StatusError: It came over TCP without the token, or speaks another protocol.
         """
         if tcp:
             self._check_token(init_data.get(TOKEN_KEY))
+        self.negotiate(protocol, protocol, serdes)
         number = self._next
         self._next += 1
         nonce = _text(init_data.get(NONCE_KEY))

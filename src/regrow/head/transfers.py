@@ -178,7 +178,7 @@ class Transfers:
                 if not aids or aids[-1] != buffer.aid:
                     aids.append(buffer.aid)
         except StatusError as error:
-            waiter(error, None)
+            waiter(error.fresh(), None)
             return
         if not by_host:
             waiter(None, None)

@@ -176,7 +176,7 @@ def the_life_of_arrays() -> None:
     assert len(jax.live_arrays()) == before + 2
     x.delete()
     assert x.is_deleted()
-    assert "deleted" in error_of(lambda: np.asarray(x), RuntimeError)
+    assert "deleted" in error_of(partial(np.asarray, x), RuntimeError)
     del x, y
     gc.collect()
     assert len(jax.live_arrays()) == before
