@@ -26,7 +26,7 @@ from regrow.head.runtime import Runtime
 from regrow.head.session import Session
 from regrow.head.topology import MEMORY_KINDS, Topology
 from regrow.wire import schema, shardings
-from regrow.wire.dtypes import TOKEN, numpy_dtype
+from regrow.wire.dtypes import STRING, TOKEN, numpy_dtype
 from regrow.wire.schema import proxy
 from regrow.wire.shardings import Sharding
 
@@ -144,25 +144,26 @@ class ModelHost(Peer):
         assert command.memory_kind
         assert command.aid not in self.parts
         buffer = self.view(command.bulk)
-        cells = []
-        for shard in command.shards:
-            device, offset, dims, strides = shard
+        for device, *_ in command.shards:
             assert device in self.devices
-            try:
-                dtype = np.dtype(bool) if command.kind == TOKEN else numpy_dtype(command.kind)
-                if command.kind == TOKEN and not len(buffer):
-                    cells.append(Cell(np.zeros(dims, bool)))
-                    continue
-                value: Any = np.ndarray(dims, dtype, buffer, offset, strides)
-                cells.append(Cell(value.copy()))
-            except (ValueError, TypeError, StatusError) as error:
-                cells.append(Cell(error=StatusError.user(Code.INVALID_ARGUMENT, str(error))))
+        cells = [self._placed(command.kind, buffer, *shard[1:]) for shard in command.shards]
         self.parts[command.aid] = cells
         if command.lease:
             if self.keeps_leases and command.keep:
                 self.leases.setdefault(command.aid, []).append(command.lease)
             else:
                 self.report(c.Released((command.lease,)))
+
+    def _placed(self, kind: int, buffer: Any, offset: int, dims: Any, strides: Any) -> Cell:
+        try:
+            if kind == TOKEN:
+                return Cell(np.zeros(dims, bool))
+            if kind == STRING:
+                return Cell(np.frombuffer(buffer, np.uint8).copy())
+            value: Any = np.ndarray(dims, numpy_dtype(kind), buffer, offset, strides)
+            return Cell(value.copy())
+        except (ValueError, TypeError, MemoryError, StatusError) as error:
+            return Cell(error=StatusError.user(Code.INVALID_ARGUMENT, str(error)))
 
     def _take(self, command: c.Take) -> None:
         assert command.aid not in self.parts
@@ -188,8 +189,12 @@ class ModelHost(Peer):
         expect = self.expected[command.aid]
         dtype = numpy_dtype(expect.kind)
         dims = tuple(command.dims)
-        value: Any = np.ndarray(dims, dtype, self.view(command.bulk)).copy()
-        self.parts[command.aid][command.shard].settle(value)
+        cell = self.parts[command.aid][command.shard]
+        try:
+            value: Any = np.ndarray(dims, dtype, self.view(command.bulk)).copy()
+            cell.settle(value)
+        except (ValueError, TypeError) as error:
+            cell.settle(None, StatusError.user(Code.INVALID_ARGUMENT, str(error)))
         if command.lease:
             self.report(c.Released((command.lease,)))
 
@@ -258,16 +263,22 @@ class ModelHost(Peer):
     def _load(self, command: c.Load) -> None:
         self.loads[command.exe] = command
 
+    def _setcolocated(self, command: Any) -> None:
+        self.loads[command.exe] = command
+
     def _unload(self, command: c.Unload) -> None:
         for exe in command.exes:
             del self.loads[exe]
 
     def _execute(self, command: c.Execute) -> None:
         load = self.loads[command.exe]
-        mine = [device for device in load.devices if device in self.devices]
+        everywhere = getattr(load, "devices", ())
         args = [self.parts[aid] for aid in command.args]
-        outs = [[Cell() for _ in mine] for _ in load.outs]
-        status = [Cell() for _ in mine]
+        outs = [
+            [Cell() for device in (place[0] if place else everywhere) if device in self.devices]
+            for _, _, *place in load.outs
+        ]
+        status = [Cell() for device in everywhere if device in self.devices] or [Cell()]
         for aid, cells in zip(command.outs, outs, strict=True):
             self.parts[aid] = cells
         if command.status:
@@ -282,9 +293,11 @@ class ModelHost(Peer):
             if left:
                 return
             error = next((cell.error for cell in inputs if cell.error is not None), None)
-            for (kind, dims), cells in zip(load.outs, outs, strict=True):
+            for (kind, dims, *_), cells in zip(load.outs, outs, strict=True):
                 for cell in cells:
-                    cell.settle(None if error else np.zeros(dims, numpy_dtype(kind)), error)
+                    if error is None:
+                        cell.settle(np.zeros(dims, numpy_dtype(kind)))
+                    cell.settle(None, error)
             for cell in status:
                 cell.settle(None if error else np.zeros(()), error)
 
@@ -372,7 +385,7 @@ class World:
     # --- processes ---
 
     def start_compiler(self) -> Helper:
-        self.compiler = Helper("compiler", self.compile)
+        self.compiler = Helper("compiler", lambda command: self.compile(command))
         self._compiler.link = self.compiler.link
         return self.compiler
 

@@ -32,7 +32,6 @@ def _name(dtype: np.dtype) -> str:
     return f"KIND_{text.upper()}"
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", _KINDS)
 def test_every_kind_of_the_protocol_has_its_dtype(name: str) -> None:
     dtype = dtypes.numpy_dtype(_KINDS[name])

@@ -39,7 +39,6 @@ def count_extractions(
     return calls
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("namespace", "name"),
     [
@@ -116,7 +115,6 @@ def test_messages_are_those_of_jaxlib() -> None:
     assert back.num_partitions == 2
 
 
-@pytest.mark.core
 def test_neither_jax_nor_jaxlib_is_imported() -> None:
     code = (
         "import sys; from regrow.wire import schema, dtypes, status, shardings, regions; "

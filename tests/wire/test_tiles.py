@@ -87,7 +87,6 @@ def by_numpy(message: Any, rank: int, shape: tuple[int, ...]) -> list[tuple[slic
     return result
 
 
-@pytest.mark.core
 @settings(max_examples=300, deadline=None)
 @given(tiled(), st.data())
 def test_even_tiles_lie_where_jax_says(

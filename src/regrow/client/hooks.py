@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from regrow.client import arrays, backend, callbacks, tokens
+from regrow.client import arrays, backend, callbacks, crossing, tokens
 from regrow.client.notice import say
 from regrow.client.settings import PLATFORMS, Settings
 
@@ -16,6 +16,7 @@ _HOOKS: Final[tuple[tuple[str, Callable[[], None]], ...]] = (
     ("connecting with a token", backend.install),
     ("host callbacks inside jit", callbacks.install),
     ("NumPy arrays with negative or zero strides", arrays.install),
+    ("copies of arrays to devices of another backend", crossing.install),
     ("ordered effects after a failed callback", tokens.install),
 )
 _installed = False

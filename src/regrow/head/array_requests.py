@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, final
 
 from regrow.errors import Code, StatusError
 from regrow.head.buffers import Array, Piece
-from regrow.head.links import unknown
+from regrow.head.links import malformed, pairs, unknown
 from regrow.head.runtime import Runtime
 from regrow.head.tables import Later, Tables
 from regrow.head.transfers import Memory
@@ -55,10 +56,10 @@ class ArrayRequests:
         ]
         if any(not self._there(*buffer) for buffer in wanted):
             return None
+        handles = body.array_handles or [self._tables.handle() for _ in body.specs]
         response = proxy.IfrtResponse()
         made = response.make_arrays_from_host_buffer_shards_response
-        for number, spec in enumerate(body.specs):
-            handle = body.array_handles[number] if body.array_handles else self._tables.handle()
+        for handle, spec in pairs(handles, body.specs, "handles and specs of arrays"):
             self._tables.arrays[handle] = self._from_shards(spec)
             made.array_handles.append(handle)
         return response
@@ -66,14 +67,18 @@ class ArrayRequests:
     def _from_shards(self, spec: Any) -> Array:
         sharding = shardings.parse(spec.array_spec.sharding)
         pieces: list[Piece | None] = [None] * len(sharding.devices)
-        for indices, buffer in zip(spec.addressable_shard_indices, spec.host_buffers, strict=True):
+        places = spec.addressable_shard_indices
+        for indices, buffer in pairs(places, spec.host_buffers, "places and host buffers"):
             kind, dims = buffer.dtype.kind, tuple(buffer.shape.dims)
             memory = self._take(buffer.host_buffer_handle, kind, dims)
-            assert memory is not None, "all buffers were there a moment ago"
+            if memory is None:
+                raise malformed(f"host buffer {buffer.host_buffer_handle} is used twice")
             strides = (
                 tuple(buffer.byte_strides.strides) if buffer.HasField("byte_strides") else None
             )
             for shard in indices.indices:
+                if not 0 <= shard < len(pieces):
+                    raise malformed(f"shard {shard} of an array of {len(pieces)} shards")
                 one = self._placed(memory, kind, dims, strides, sharding.single(shard))
                 pieces[shard] = one.piece(0)
         if None in pieces:
@@ -93,7 +98,7 @@ class ArrayRequests:
     def _take(self, handle: int, kind: int, dims: Any) -> Memory | None:
         memory: Memory | StatusError | None = self._tables.host_buffers.pop(handle, None)
         if isinstance(memory, StatusError):
-            raise memory
+            raise memory.fresh()
         if memory is None and _is_empty(kind, dims):
             return b""
         return memory
@@ -134,6 +139,7 @@ class ArrayRequests:
                 Code.INVALID_ARGUMENT,
                 f"{len(pieces)} shards do not make an array on {len(sharding.devices)} devices",
             )
+        _check_sizes([size for array in arrays for size in _sizes(array)], sharding, body.shape)
         kind = body.dtype.kind if body.HasField("dtype") else arrays[0].kind
         self._tables.arrays[body.result_handle] = Array(
             kind, tuple(body.shape.dims), sharding, pieces=pieces
@@ -179,13 +185,15 @@ class ArrayRequests:
         arrays = [self._tables.array(handle) for handle in body.array_handles]
         specs = [(spec, shardings.parse(spec.sharding)) for spec in body.plan.output_specs]
         dealt: list[list[Piece | None]] = [[None] * len(sh.devices) for _, sh in specs]
-        _deal_by_interval(body.plan, arrays, dealt)
-        _deal_by_device(body.plan, arrays, dealt, [sharding for _, sharding in specs])
-        for handle, (spec, sharding), pieces in zip(body.result_handles, specs, dealt, strict=True):
+        try:
+            _deal_by_interval(body.plan, arrays, dealt)
+            _deal_by_device(body.plan, arrays, dealt, [sharding for _, sharding in specs])
+        except (IndexError, KeyError, ValueError):
+            raise malformed("the remap plan names a shard that is not there") from None
+        results = pairs(body.result_handles, specs, "results and their specs")
+        for (handle, (spec, sharding)), pieces in zip(results, dealt, strict=True):
             if None in pieces:
-                raise StatusError.user(
-                    Code.INVALID_ARGUMENT, "the remap plan leaves a shard of an output empty"
-                )
+                raise malformed("the remap plan leaves a shard of an output empty")
             self._tables.arrays[handle] = Array(
                 spec.dtype.kind,
                 tuple(spec.shape.dims),
@@ -198,19 +206,17 @@ class ArrayRequests:
 
     def bitcast_arrays_request(self, body: Any) -> Any:
         """The same memory under another shape or sharding of the same element type."""
-        for handle, spec, result in zip(
-            body.array_handles, body.array_specs, body.result_handles, strict=True
-        ):
+        arrays = list(pairs(body.array_handles, body.array_specs, "arrays and their specs"))
+        for (handle, spec), result in pairs(arrays, body.result_handles, "arrays and results"):
             array = self._tables.array(handle)
             if spec.dtype.kind != array.kind:
                 raise StatusError(
                     Code.UNIMPLEMENTED, "a bitcast to another element type is not supported"
                 )
+            sharding = shardings.parse(spec.sharding)
+            _check_sizes(_sizes(array), sharding, spec.shape)
             self._tables.arrays[result] = Array(
-                array.kind,
-                tuple(spec.shape.dims),
-                shardings.parse(spec.sharding),
-                pieces=array.pieces(),
+                array.kind, tuple(spec.shape.dims), sharding, pieces=array.pieces()
             )
         response = proxy.IfrtResponse()
         response.bitcast_arrays_response.array_handles.extend(body.result_handles)
@@ -235,14 +241,16 @@ class ArrayRequests:
     def reshard_arrays_request(self, body: Any) -> Any:
         """Arrays are cut anew."""
         targets = [shardings.parse(spec.sharding) for spec in body.array_specs]
+        if len(targets) != len(body.array_handles):
+            raise malformed(f"{len(body.array_handles)} arrays and {len(targets)} targets")
         self._move_each(body, lambda number, _: targets[number], False)
         response = proxy.IfrtResponse()
         response.reshard_arrays_response.array_handles.extend(body.result_handles)
         return response
 
     def _move_each(self, body: Any, target: Any, always: bool) -> None:
-        pairs = zip(body.array_handles, body.result_handles, strict=True)
-        for number, (handle, result) in enumerate(pairs):
+        moves = pairs(body.array_handles, body.result_handles, "arrays and results")
+        for number, (handle, result) in enumerate(moves):
             try:
                 array = self._tables.array(handle)
                 moved = self._transfers.move(array, target(number, array), copy=always)
@@ -267,7 +275,7 @@ class ArrayRequests:
         later = Later()
 
         def done(error: StatusError | None, value: Any) -> None:
-            if error is None:
+            if error is None and not self._tables.closed:
                 self._tables.host_buffers[body.host_buffer_handle] = value
             response = proxy.IfrtResponse()
             response.copy_to_host_buffer_response.SetInParent()
@@ -340,6 +348,17 @@ class ArrayRequests:
 
 def _is_empty(kind: int, dims: Any) -> bool:
     return kind == TOKEN or 0 in tuple(dims)
+
+
+def _sizes(array: Array) -> list[int]:
+    return [math.prod(shape) for shape in array.sharding.shard_shapes(array.shape)]
+
+
+def _check_sizes(sizes: list[int], sharding: Sharding, shape: Any) -> None:
+    """Checks that shards of so many elements make an array of that sharding and shape."""
+    dims = tuple(shape.dims)
+    if sizes != [math.prod(shard) for shard in sharding.shard_shapes(dims)]:
+        raise malformed(f"shards of {sizes} elements are no array of {list(dims)}")
 
 
 def _lives(piece: Piece) -> bool:

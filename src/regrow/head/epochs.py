@@ -10,6 +10,7 @@ link between living slices costs just the programs in flight.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, final
 
@@ -29,13 +30,9 @@ from regrow.slices import Epoch
 
 log = logging.getLogger(__name__)
 
-_TRANSPORT_WORDS = (
-    "gloo",
-    "connection",
-    "collective",
-    "getkeyvalue",
-    "could not join epoch",
-    "coordination service",
+# What gloo, XLA and our own workers write; a user's error may well speak of connections.
+_TRANSPORT = re.compile(
+    r"gloo/|Gloo |GetKeyValue|could not join epoch|coordination service|collective coordinator"
 )
 _VERDICTS_KEPT = 256
 # Programs of an epoch that was left for a larger one may still be in flight.
@@ -221,7 +218,7 @@ class Epochs:
 
     def _conclude(self, inquest: Inquest) -> None:
         epoch, text = inquest.epoch, inquest.text
-        own = not any(word in text.lower() for word in _TRANSPORT_WORDS)
+        own = _TRANSPORT.search(text) is None
         what = "gave up" if own else "lost"
         slices = sorted({self._topology.slice_of_host(host) for host in epoch.hosts})
         error = StatusError(

@@ -7,8 +7,8 @@ exactly once: with the answer, with the host's error, or with the loss of the ho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeAlias, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
 
 from regrow.channel.arena import Arena, Block
 from regrow.channel.commands import Free, Segment, pack
@@ -18,6 +18,8 @@ from regrow.errors import Code, StatusError
 _FREE_S: Final = 0.002
 
 Waiter: TypeAlias = Callable[[StatusError | None, Any], None]
+One = TypeVar("One")
+Other = TypeVar("Other")
 
 
 class Channel(Protocol):
@@ -203,6 +205,22 @@ def gather(count: int, waiter: Waiter) -> Waiter:
         waiter(error, value)
 
     return one
+
+
+def malformed(what: str) -> StatusError:
+    """The error for a request that contradicts itself; the user's own fault."""
+    return StatusError.user(Code.INVALID_ARGUMENT, f"the request does not fit together: {what}")
+
+
+def pairs(ones: Sequence[One], others: Sequence[Other], what: str) -> Iterator[tuple[One, Other]]:
+    """Pairs of what a request has of two kinds.
+
+    Raises:
+        StatusError: It has more of one.
+    """
+    if len(ones) != len(others):
+        raise malformed(f"{len(ones)} and {len(others)} {what}")
+    return zip(ones, others, strict=True)
 
 
 def unknown(what: str) -> StatusError:

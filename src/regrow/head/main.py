@@ -91,7 +91,7 @@ class Head:
             await self._server.close()
         await self._fleet.close()
         await self._control.close()
-        self._runtime.arena.close()
+        self._runtime.close()
 
     def _watch_supervisor(self) -> None:
         loop = asyncio.get_running_loop()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, final
 
@@ -16,12 +14,11 @@ from regrow.head.callbacks import CallbackUse
 from regrow.head.colocated import Colocated
 from regrow.head.compile import Compiled
 from regrow.head.executables import Executable, memory_stats
-from regrow.head.links import unknown
+from regrow.head.links import malformed, pairs, unknown
+from regrow.head.reshard import Reshard
 from regrow.head.runtime import Runtime
 from regrow.head.tables import Later, Tables
-from regrow.wire import shardings
 from regrow.wire.schema import ifrt, proxy
-from regrow.wire.shardings import Sharding
 
 _XLA: Final = "xla::ifrt::XlaProgram"
 _PLUGIN: Final = "xla::ifrt::PluginProgram"
@@ -37,27 +34,6 @@ class Runnable(Protocol):
     def unload(self) -> None:
         """Lets go of it."""
         ...
-
-
-@final
-class Reshard:
-    """The program by which pathwaysutils moves arrays to other shardings."""
-
-    def __init__(self, request: dict[str, Any]) -> None:
-        self.name = "reshard"
-        self.donate = bool(request["donateInput"])
-        self.devices = list(request["inSharding"][0]["devices"]["device_ids"])
-        self.targets: list[Sharding] = [
-            shardings.from_op_sharding(
-                tuple(out["devices"]["device_ids"]),
-                out.get("memory_kind") or None,
-                base64.b64decode(out["xla_hlo_sharding"]),
-            )
-            for out in request["outSharding"]
-        ]
-
-    def unload(self) -> None:
-        """There is nothing to let go of."""
 
 
 @final
@@ -95,7 +71,7 @@ class ProgramRequests:
         later = Later()
 
         def compiled(error: StatusError | None, value: Compiled | None) -> None:
-            if error is not None or value is None:
+            if error is not None or value is None or self._tables.closed:
                 later.settle(error, None)
                 return
             try:
@@ -118,15 +94,7 @@ class ProgramRequests:
         return later
 
     def _compile_plugin(self, body: Any) -> Any:
-        data = bytes(body.program.data)
-        try:
-            text = json.loads(data[data.index(b"{") :])
-            reshard = Reshard(text["reshardRequest"])
-        except (ValueError, KeyError, IndexError, TypeError):
-            raise StatusError(
-                Code.UNIMPLEMENTED,
-                f"the plugin program {data[:80]!r} is not supported; resharding is",
-            ) from None
+        reshard = Reshard(bytes(body.program.data))
         return self._compiled(reshard, reshard.devices, None)
 
     def _compile_colocated(self, body: Any) -> Any:
@@ -255,7 +223,7 @@ class ProgramRequests:
             outs, status = self._runtime.dispatcher.execute(program, args, wants_status)
         kept = body.execute_options.non_donatable_input_indices
         for index in program.donated:
-            if index not in kept:
+            if index not in kept and index < len(arrays):
                 arrays[index].delete()
         made = [
             Array(kind, shape, sharding, whole=out)
@@ -277,7 +245,7 @@ class ProgramRequests:
             done.status_handle = body.result_status_handle or tables.handle()
             tables.statuses[done.status_handle] = status
         if body.result_array_handle:
-            for handle, out in zip(body.result_array_handle, outs, strict=True):
+            for handle, out in pairs(body.result_array_handle, outs, "handles and results"):
                 tables.arrays[handle] = out
             return response
         for out, (kind, shape, sharding) in zip(outs, outputs, strict=True):
@@ -293,7 +261,7 @@ class ProgramRequests:
     def _run_reshard(self, program: Reshard, body: Any) -> Any:
         outs: list[Any] = []
         outputs = []
-        for handle, target in zip(body.args_handles, program.targets, strict=True):
+        for handle, target in pairs(body.args_handles, program.targets, "arguments and targets"):
             array = self._tables.array(handle)
             outputs.append((array.kind, array.shape, target))
             try:
@@ -352,11 +320,12 @@ class ProgramRequests:
         response = proxy.IfrtResponse()
         assignment = response.get_default_device_assignment_response.device_assignment
         replicas, partitions = body.num_replicas, body.num_partitions
-        if not 0 < replicas * partitions <= self._runtime.buffers.topology.devices:
+        devices = self._runtime.topology.devices
+        if min(replicas, partitions) < 1 or replicas * partitions > devices:
             raise StatusError.user(
                 Code.INVALID_ARGUMENT,
-                f"{replicas} replicas of {partitions} partitions need more devices than the "
-                f"{self._runtime.buffers.topology.devices} of the cluster",
+                f"{replicas} replicas of {partitions} partitions do not fit on the {devices} "
+                "devices of the cluster",
             )
         assignment.replica_count, assignment.computation_count = replicas, partitions
         for partition in range(partitions):
@@ -374,13 +343,11 @@ def _compile_options(data: bytes) -> tuple[int, tuple[int, ...], bytes]:
     options = wrapped.compile_options
     build = options.executable_build_options
     assignment = build.device_assignment
-    devices = tuple(
-        computation.replica_device_ids[replica]
-        for replica in range(assignment.replica_count)
-        for computation in assignment.computation_devices
-    )
-    if not devices:
-        raise StatusError.user(Code.INVALID_ARGUMENT, "a program without a device assignment")
+    rows = [computation.replica_device_ids for computation in assignment.computation_devices]
+    lengths = {len(row) for row in rows}
+    if lengths != {assignment.replica_count} or 0 in lengths:
+        raise malformed("a program without a whole device assignment")
+    devices = tuple(device for column in zip(*rows, strict=True) for device in column)
     build.ClearField("device_assignment")
     # Newer clients ask for shardings that older ones, also of this server, cannot read.
     build.debug_options.xla_enable_hlo_sharding_v3 = False

@@ -51,6 +51,12 @@ class Runtime:
         self.ended: str | None = None
         self._on_change = on_change
 
+    def close(self) -> None:
+        """Lets go of the hosts' links and the shared memory; no request comes after this."""
+        # Arrays that end from now on have nobody to tell, and no loop to do it on.
+        self.buffers.links.clear()
+        self.arena.close()
+
     def _segment_closed(self, segment: int) -> None:
         for link in self.buffers.links.values():
             link.forget_segment(segment)

@@ -109,12 +109,14 @@ class Session:
         """Room for a host buffer that the client sends.
 
         Raises:
-            StatusError: It is larger than the head can take.
+            StatusError: It is larger than the head can take; whatever waits for it fails, too.
         """
         try:
             memory = self._runtime.transfers.room(size)
         except RegrowError as error:
-            raise from_exception(error) from None
+            refusal = from_exception(error)
+            self._fail_buffer(handle, refusal)
+            raise refusal.fresh() from None
         self._incoming[handle] = memory
         return memory.view if isinstance(memory, Lease) else memoryview(memory)
 
@@ -126,23 +128,30 @@ class Session:
     def store_abort(self, handle: int) -> None:
         """The host buffer will not come."""
         self._incoming.pop(handle, None)
-        self._tables.host_buffers[handle] = StatusError.user(
-            Code.INVALID_ARGUMENT, f"host buffer {handle} was not sent completely"
-        )
+        text = f"host buffer {handle} was not sent completely"
+        self._fail_buffer(handle, StatusError.user(Code.INVALID_ARGUMENT, text))
+
+    def _fail_buffer(self, handle: int, error: StatusError) -> None:
+        self._tables.host_buffers[handle] = error
         self._go_on()
 
     def store_from_file(self, handle: int, size: int, path: str) -> None:
-        """The host buffer is in a file."""
+        """The host buffer is in a file.
+
+        Raises:
+            StatusError: The file cannot be read.
+        """
         view = self.store_begin(handle, size)
-        # The directory is the client's: a link in it must not lead elsewhere.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
-            while len(view):
-                count = file.readinto(view)
-                if not count:
-                    self.store_abort(handle)
-                    return
-                view = view[count:]
-        self.store_end(handle)
+        try:
+            complete = _read_into(view, path)
+        except OSError as error:
+            self.store_abort(handle)
+            text = f"host buffer {handle} cannot be read from its file: {error.strerror}"
+            raise StatusError.user(Code.INVALID_ARGUMENT, text) from None
+        if complete:
+            self.store_end(handle)
+        else:
+            self.store_abort(handle)
 
     def lookup(self, handle: int) -> memoryview | None:
         """The bytes of a host buffer."""
@@ -270,3 +279,15 @@ class Session:
 
     def _init_request(self, _: Any) -> Any:
         return self._init(self.session_id)
+
+
+def _read_into(view: memoryview, path: str) -> bool:
+    """Fills `view` from a file; False if that is too short."""
+    # The directory is the client's: a link in it must not lead elsewhere.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
+        while len(view):
+            count = file.readinto(view)
+            if not count:
+                return False
+            view = view[count:]
+    return True

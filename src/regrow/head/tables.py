@@ -58,6 +58,7 @@ class Tables:
         self.programs: dict[int, Any] = {}
         self.host_buffers: dict[int, Any] = {}
         self.statuses: dict[int, list[Piece] | StatusError] = {}
+        self.closed = False
         self._next = SERVER_HANDLES_FROM
 
     def handle(self) -> int:
@@ -83,7 +84,8 @@ class Tables:
         self.arrays[handle] = self.statuses[handle] = error.fresh()
 
     def clear(self) -> None:
-        """Lets go of everything."""
+        """Lets go of everything, for good: what is settled later is not kept."""
+        self.closed = True
         for program in self.programs.values():
             program.unload()
         self.arrays.clear()

@@ -32,6 +32,7 @@ from jaxlib import xla_client as xc
 
 from regrow.channel.commands import FormEpoch
 from regrow.errors import Code, WaitTimeout
+from regrow.worker.callbacks import user_error
 from regrow.worker.platform import Domain
 from regrow.worker.store import PartError, epoch_ended
 
@@ -43,8 +44,24 @@ _TOPOLOGY_MINUTES: Final = 1
 _IDS_PER_NODE: Final = 2048
 _KEEP_S: Final = 25.0
 _IN_FLIGHT: Final = 4
+_CLOSER_S: Final = 0.05
 _THREADS_PER_DEVICE: Final = 2
 _nproc_lock = threading.Lock()
+# Gangs of two epochs may be joining at once; each must find its own port.
+_listening_lock = threading.Lock()
+
+
+@final
+class _Launch:
+    """A launch that is watched."""
+
+    __slots__ = ("devices", "number", "token", "watched_closely")
+
+    def __init__(self, number: int, token: Any, devices: int) -> None:
+        self.number = number
+        self.token = token
+        self.devices = devices
+        self.watched_closely = False
 
 
 @final
@@ -83,8 +100,10 @@ class Gang:
         self._formed = threading.Event()
         self._launches: deque[int] = deque(maxlen=_IN_FLIGHT)
         self._last: Any = None
-        self._watch: deque[tuple[int, Any]] = deque()
+        self._watch: deque[_Launch] = deque()
         self._watched = threading.Semaphore(0)
+        self._present: _Launch | None = None
+        self._ended = threading.Event()
         self._retired = False
         threading.Thread(target=self._run, name=f"epoch-{self.epoch}", daemon=True).start()
 
@@ -98,7 +117,9 @@ class Gang:
             return
         finally:
             self._formed.set()
+        threading.Thread(target=self._look_closer, name="epoch-closer", daemon=True).start()
         self._watch_launches()
+        self._ended.set()
 
     def meet_at(self, address: str) -> None:
         """Tells where the members meet; any thread."""
@@ -122,9 +143,10 @@ class Gang:
         )
         agent.connect()
         self._agent = agent
-        before = set(_sockets(listening=True))
-        collectives = _jax.make_gloo_tcp_collectives(agent, hostname=self._hostname)
-        ports = [port for fd, (port, _) in _sockets(listening=True).items() if fd not in before]
+        with _listening_lock:
+            before = set(_sockets(listening=True))
+            collectives = _jax.make_gloo_tcp_collectives(agent, hostname=self._hostname)
+            ports = [port for fd, (port, _) in _sockets(listening=True).items() if fd not in before]
         with _enough_threads(self._local_devices):
             client = self._make_client(agent, collectives)
         self._enter_domain(client, ports)
@@ -190,10 +212,10 @@ class Gang:
         except Exception as error:  # noqa: BLE001 - the program's own error is told by its outputs
             log.debug("a launch of epoch %d failed: %s", self.epoch, error)
 
-    def launched(self, launch: int, token: Any) -> None:
-        """Takes note of a launch, by something that becomes ready when it has ended."""
+    def launched(self, launch: int, token: Any, devices: int) -> None:
+        """Takes note of a launch on so many devices here, by a token for its end."""
         self._last = token
-        self._watch.append((launch, token))
+        self._watch.append(_Launch(launch, token, devices))
         self._watched.release()
         if self.failure is not None:
             # The epoch ended between `enter` and the launch, too early for the poison.
@@ -211,12 +233,40 @@ class Gang:
                 if self._retired or self.failure is not None:
                     return
                 continue
-            launch, token = self._watch.popleft()
-            try:
-                token.block_until_ready()
-            except Exception as error:  # noqa: BLE001 - reported to the head, which judges
-                self._break(launch, str(error))
+            self._present = present = self._watch.popleft()
+            if not self._watch_token(present.number, present.token):
                 return
+            self._present = None
+
+    def _watch_token(self, launch: int, token: Any) -> bool:
+        """Waits for the end of a launch, or of one device's part in it; whether it went well."""
+        try:
+            token.block_until_ready()
+        except Exception as error:  # noqa: BLE001 - reported to the head, which judges
+            meant = user_error(error)
+            self._break(launch, str(error) if meant is None else meant.message)
+            return False
+        return True
+
+    def _look_closer(self) -> None:
+        """Watches a launch that takes its time device by device.
+
+        When a link breaks, one device of a host may fail while another waits for a peer that has
+        failed: then the launch as a whole does not end.
+        """
+        seen = None
+        while not self._ended.wait(_CLOSER_S):
+            before, seen = seen, self._present
+            if seen is None or seen is not before or seen.watched_closely:
+                continue
+            seen.watched_closely = True
+            for index in range(seen.devices):
+                threading.Thread(
+                    target=self._watch_token,
+                    args=(seen.number, seen.token.get_token(index)),
+                    name="epoch-device",
+                    daemon=True,
+                ).start()
 
     def _break(self, launch: int, message: str) -> None:
         if self.failure is None:
@@ -266,7 +316,7 @@ class Gang:
             except Exception as error:  # noqa: BLE001 - the service may be gone with the lost host
                 log.info("leaving epoch %d: %s", self.epoch, error)
         time.sleep(_KEEP_S)
-        self._last = None
+        self._last = self._present = None
         self._watch.clear()
         self.domain = None
         self._agent = None

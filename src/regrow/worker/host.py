@@ -204,8 +204,7 @@ class Host:
             error = PartError(Code.FAILED_PRECONDITION, f"program {command.exe} is not loaded")
             self._launcher.fail(command, self.home, error)
         elif isinstance(program, PartError):
-            gang = self.gang if program.epoch else None
-            self._launcher.refuse_gang(command, gang, self.home, program)
+            self._launcher.refuse_gang(command, self._gangs.get(program.epoch), self.home, program)
         elif isinstance(program, Colocated):
             self._colocated.start(command, program)
         elif program.spans:
@@ -293,6 +292,9 @@ class Host:
             gang.meet_at(self._addresses.pop(command.epoch))
         if command.epoch in self._failed_epochs:
             self._fail_epoch(self._failed_epochs[command.epoch])
+        for told in (self._addresses, self._failed_epochs):
+            for epoch in [epoch for epoch in list(told) if epoch < command.epoch]:
+                told.pop(epoch, None)  # Epochs come in order: these have had their turn.
         if former is not None:
             former.retire()
             for epoch in list(self._gangs)[:-_GANGS_KEPT]:

@@ -78,7 +78,7 @@ class Launcher:
         except Exception as error:  # noqa: BLE001 - told to the head, and by the outputs
             self.refuse_gang(command, gang, program.domain, PartError.of(error, gang.epoch))
             return None
-        gang.launched(command.launch, token)
+        gang.launched(command.launch, token, len(program.local))
         self._keep(command, outs, status)
         return outs, status
 
@@ -168,7 +168,7 @@ class Launcher:
         if gang is None:
             return self._launch(command, program, parts)
         outs, status, token = self._start(command, program, parts, with_token=True)
-        gang.launched(command.launch, token)
+        gang.launched(command.launch, token, len(program.local))
         return outs, status
 
     def _resolve(
