@@ -77,7 +77,12 @@ def write_table(results: Path, document: Path) -> None:
     """Writes the counts between the marks in a document."""
     files = sorted(path.name.removesuffix(".plain.jsonl") for path in results.glob("*.plain.jsonl"))
     counts = {file: count(results, file) for file in files}
-    lines = [BEGIN, "", "| test file | pass on CPU | of these through Regrow | share | not |", "|---|--:|--:|--:|---|"]
+    lines = [
+        BEGIN,
+        "",
+        "| test file | pass on CPU | of these through Regrow | share | not |",
+        "|---|--:|--:|--:|---|",
+    ]
     whole = FileCount()
     for file, one in counts.items():
         ran = one.plain - one.left
@@ -99,4 +104,4 @@ def write_table(results: Path, document: Path) -> None:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "–"
+    return f"{100 * part / whole:.1f} %" if whole else "-"

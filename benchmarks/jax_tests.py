@@ -72,7 +72,16 @@ class Runner:
         told.unlink(missing_ok=True)
         (self.scratch / "arguments").write_text("\n".join(arguments))
         path = ":".join(filter(None, (variables.get("PYTHONPATH"), str(PROGRAMS), str(SOURCES))))
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "record_tests"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "record_tests",
+        ]
         command += [f"--timeout={self.timeout_s:g}", "--timeout-method=thread"]
         with (self.scratch / "output").open("wb") as output:
             subprocess.run(
@@ -192,7 +201,9 @@ def main() -> None:
     for file in arguments.files:
         begin = time.monotonic()
         run_file(runner, file, arguments)
-        say(f"{file}: {compatibility.summary(arguments.results, file)}, {time.monotonic() - begin:.0f} s")
+        say(
+            f"{file}: {compatibility.summary(arguments.results, file)}, {time.monotonic() - begin:.0f} s"
+        )
     if arguments.table is not None:
         compatibility.write_table(arguments.results, arguments.table)
 

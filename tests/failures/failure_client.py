@@ -57,8 +57,12 @@ class Cluster:
         """A program with many collectives across these slices."""
         key = tuple(slices)
         if key not in self._sums:
-            sharded = jax.shard_map(_sums, mesh=self.mesh(slices), in_specs=P("replica", "model"),
-                                    out_specs=P("replica", "model"))
+            sharded = jax.shard_map(
+                _sums,
+                mesh=self.mesh(slices),
+                in_specs=P("replica", "model"),
+                out_specs=P("replica", "model"),
+            )
             self._sums[key] = jax.jit(sharded)
         return self._sums[key]
 
@@ -66,7 +70,9 @@ class Cluster:
         """An input of `sums`, and, as it adds up to nothing, its output."""
         count = len(slices) * len(self.slices[0])
         rows = np.arange(count, dtype=np.float32) - (count - 1) / 2
-        value = np.broadcast_to(rows.reshape(len(slices), -1, 1), (len(slices), count // len(slices), 256))
+        value = np.broadcast_to(
+            rows.reshape(len(slices), -1, 1), (len(slices), count // len(slices), 256)
+        )
         return self.put(slices, P("replica", "model"), np.ascontiguousarray(value))
 
 
@@ -212,7 +218,9 @@ class Activities:
             # No slice was lost: what was not in flight is there, what was is lost for ever.
             np.testing.assert_array_equal(np.asarray(array), np.asarray(done))
             for out in outs:
-                first, second = (_raised(functools.partial(jax.block_until_ready, out)) for _ in "12")
+                first, second = (
+                    _raised(functools.partial(jax.block_until_ready, out)) for _ in "12"
+                )
                 assert first == second, f"{first} became {second}"
                 assert first == NOTHING or "lost its collective links" in first, first
 
@@ -348,12 +356,12 @@ class Driver:
 
     def lost(self, slices: Sequence[int]) -> list[str]:
         """What the arrays of lost slices, and what derives from them, raise."""
-        told_by = []
-        for index in slices:
-            for array in self.kept[index]:
-                for use in (self.cluster.plus_one, jax.block_until_ready, _copied):
-                    told_by.append(_raised(functools.partial(use, array)))
-        return told_by
+        return [
+            _raised(functools.partial(use, array))
+            for index in slices
+            for array in self.kept[index]
+            for use in (self.cluster.plus_one, jax.block_until_ready, _copied)
+        ]
 
     def returned(self, slices: Sequence[int]) -> None:
         """Checks that returned slices take new arrays and old functions, each and together."""
@@ -407,7 +415,7 @@ def main() -> None:
             answer = {"value": getattr(driver, request.pop("do"))(**request)}
         except Exception as error:
             logging.disable(logging.NOTSET)
-            logging.exception("%s", line)
+            logging.getLogger(__name__).exception("%s", line)
             logging.disable(logging.CRITICAL)
             answer = {"failed": told(error)}
         print(json.dumps(answer), file=out, flush=True)

@@ -104,7 +104,9 @@ def sample(count: int, seed: int) -> list[tuple[str, str]]:
     for wanted in range(len(cells)):
         # Those first whose fault and phase have been taken least.
         cells.sort(
-            key=lambda cell: sum(cell[0] == c[0] for c in chosen) + sum(cell[1] == c[1] for c in chosen)
+            key=lambda cell: (
+                sum(cell[0] == c[0] for c in chosen) + sum(cell[1] == c[1] for c in chosen)
+            )
         )
         if wanted == count:
             break

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Training:
         self.steps = 0
         self.recovering = False
 
-    @functools.cache
+    @functools.cache  # noqa: B019 - one driver lives as long as its process
     def program(self, live: tuple[int, ...]) -> tuple[Callable[..., Any], Any, Any]:
         mesh = Mesh(np.array([self.slices[index] for index in live]), ("replica", "model"))
         weights, batch = NamedSharding(mesh, P(None, "model")), NamedSharding(mesh, P("replica"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -98,7 +99,12 @@ def strike(cluster: LocalCluster, kind: str, victims: Sequence[int]) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     with LocalCluster(
-        3, 2, home=tmp_path, hang_after_s=1.0, reconnect_s=1.0, restore_after=0.3,
+        3,
+        2,
+        home=tmp_path,
+        hang_after_s=1.0,
+        reconnect_s=1.0,
+        restore_after=0.3,
         log_dir=os.environ.get("REGROW_TEST_LOGS"),
     ) as made:
         run_id = made._supervisor.state.run_id
@@ -117,15 +123,24 @@ def test_training_survives_faults_at_random(cluster: LocalCluster, tmp_path: Pat
             trainer.wait("two slices", lambda: len(trainer.live) > 1, 60)
             time.sleep(generator.random())
             kind = generator.choice(KINDS)
-            victims = generator.sample(trainer.live, 2 if kind == "two" and len(trainer.live) > 2 else 1)
+            victims = generator.sample(
+                trainer.live, 2 if kind == "two" and len(trainer.live) > 2 else 1
+            )
             at = time.monotonic()
             strike(cluster, kind, victims)
             if kind == "links":
                 time.sleep(0.5)  # They may have been idle or not there.
                 continue
-            error = trainer.wait("an error", lambda: trainer.first("error", at), RECOVERY_S)
-            step = trainer.wait("a step", lambda: trainer.first("step", error), RECOVERY_S)
-            print(f"{number} {kind} {victims}: error {error - at:.3f} s, step {step - at:.3f} s", flush=True)
+            error = trainer.wait(
+                "an error", functools.partial(trainer.first, "error", at), RECOVERY_S
+            )
+            step = trainer.wait(
+                "a step", functools.partial(trainer.first, "step", error), RECOVERY_S
+            )
+            print(
+                f"{number} {kind} {victims}: error {error - at:.3f} s, step {step - at:.3f} s",
+                flush=True,
+            )
             if kind in ("kill", "exit"):
                 to_error.append(error - at)
                 to_step.append(step - at)

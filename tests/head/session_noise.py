@@ -244,16 +244,18 @@ def _compile(rng: random.Random, request: Any, handles: list[int]) -> None:
 
 def _execute(rng: random.Random, request: Any, handles: list[int]) -> None:
     body = request.loaded_executable_execute_request
-    body.loaded_executable_handle = SERVER_HANDLES_FROM + 2 * rng.randrange(6)
-    body.args_handles.append(handles[0])
+    fits = rng.random() < 0.5  # The first program and the first array are both on device 0.
+    body.loaded_executable_handle = SERVER_HANDLES_FROM + (0 if fits else 2 * rng.randrange(6))
+    body.args_handles.append(1 if fits else handles[0])
     if rng.random() < 0.7:
         body.result_array_handle.append(handles[1])
     body.execute_options.fill_status = rng.random() < 0.7
-    body.result_status_handle = handles[2]
+    body.result_status_handle = rng.choice([handles[2], 7])
 
 
 def _result(rng: random.Random, request: Any, handles: list[int]) -> None:
-    request.loaded_executable_fetch_execute_result_request.result_status_handle = handles[0]
+    body = request.loaded_executable_fetch_execute_result_request
+    body.result_status_handle = rng.choice([handles[0], 7])
 
 
 def _apart(rng: random.Random, request: Any, handles: list[int]) -> None:

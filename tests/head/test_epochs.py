@@ -11,7 +11,7 @@ from regrow.channel import commands as c
 from regrow.errors import Code, SliceLostError, StatusError
 
 TRANSPORT = "gloo/transport/tcp/pair.cc:547 Connection closed by peer [127.0.0.1]:3456"
-OWN = StatusError(Code.INVALID_ARGUMENT, "the program's own error")
+OWN = StatusError(Code.INVALID_ARGUMENT, "the program's own error about a connection")
 
 
 class Verdicts:
@@ -156,7 +156,10 @@ def test_all_hosts_answer_so_a_programs_own_error_is_told_as_it_is() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("text", [TRANSPORT, "Collective failed", "GetKeyValue() timed out"])
+@pytest.mark.parametrize(
+    "text",
+    [TRANSPORT, "Gloo all-reduce failed", "GetKeyValue() timed out", "could not join epoch 1"],
+)
 def test_all_hosts_answer_so_a_transports_error_is_a_broken_link(text: str) -> None:
     async def main(world: World) -> None:
         await world.settle()

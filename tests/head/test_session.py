@@ -427,7 +427,7 @@ def no_surprises() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(ACTS)
 def test_a_client_that_does_anything(seeds: list[int]) -> None:
     async def main(world: World) -> None:
@@ -451,7 +451,7 @@ def test_a_client_that_does_anything(seeds: list[int]) -> None:
     run(main)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ACTS)
 def test_a_client_that_does_anything_while_slices_die(seeds: list[int]) -> None:
     async def main(world: World) -> None:

@@ -501,7 +501,7 @@ def journeys(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Sharding], int]:
     return shape, stops, draw(st.integers(0, 1 << 30))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(journeys())
 def test_any_journey_of_an_array(journey: tuple[tuple[int, ...], list[Sharding], int]) -> None:
     """Whatever the shardings and the order in which hosts work: the values are right."""

@@ -224,6 +224,7 @@ class Fleet:
         try:
             process = await self._launcher.start(spec)
         except LaunchError as error:
+            del self._members[index, host, incarnation]
             self.handle(HostStartFailed(index, incarnation, host, str(error)))
             return
         member.process = process

@@ -210,7 +210,7 @@ class Session:
         except Exception as error:
             if not isinstance(error, RegrowError):
                 log.exception("session %d: %s failed", self.session_id, name)
-            status = error if isinstance(error, StatusError) else from_exception(error)
+            status = from_exception(error).fresh()
             if name in _RESULTS:
                 self._poison(_RESULTS[name], getattr(request, name), status)
             self._refuse(meta.op_id, status)

@@ -53,15 +53,19 @@ _listening_lock = threading.Lock()
 
 @final
 class _Launch:
-    """A launch that is watched."""
+    """A launch that is watched: its number, a token for its end, and one of its results if any."""
 
-    __slots__ = ("devices", "number", "token", "watched_closely")
+    __slots__ = ("number", "result", "token")
 
-    def __init__(self, number: int, token: Any, devices: int) -> None:
+    def __init__(self, number: int, token: Any, result: Any) -> None:
         self.number = number
         self.token = token
-        self.devices = devices
-        self.watched_closely = False
+        self.result = result
+
+    def ended_devices(self) -> list[Any]:
+        """What is there of the result: an array, or an error, of each device that has ended."""
+        shards = getattr(self.result, "_arrays", ())
+        return [shard for shard in shards if not shard.is_deleted() and shard.is_ready()]
 
 
 @final
@@ -212,10 +216,10 @@ class Gang:
         except Exception as error:  # noqa: BLE001 - the program's own error is told by its outputs
             log.debug("a launch of epoch %d failed: %s", self.epoch, error)
 
-    def launched(self, launch: int, token: Any, devices: int) -> None:
-        """Takes note of a launch on so many devices here, by a token for its end."""
+    def launched(self, launch: int, token: Any, result: Any) -> None:
+        """Takes note of a launch, by a token that is ready when it has ended, and a result."""
         self._last = token
-        self._watch.append(_Launch(launch, token, devices))
+        self._watch.append(_Launch(launch, token, result))
         self._watched.release()
         if self.failure is not None:
             # The epoch ended between `enter` and the launch, too early for the poison.
@@ -249,24 +253,18 @@ class Gang:
         return True
 
     def _look_closer(self) -> None:
-        """Watches a launch that takes its time device by device.
+        """Looks for devices that have failed, in a launch that takes its time.
 
         When a link breaks, one device of a host may fail while another waits for a peer that has
-        failed: then the launch as a whole does not end.
+        failed too: then the launch as a whole does not end, and its token tells nothing.
         """
-        seen = None
+        seen: _Launch | None = None
         while not self._ended.wait(_CLOSER_S):
             before, seen = seen, self._present
-            if seen is None or seen is not before or seen.watched_closely:
+            if seen is None or seen is not before:
                 continue
-            seen.watched_closely = True
-            for index in range(seen.devices):
-                threading.Thread(
-                    target=self._watch_token,
-                    args=(seen.number, seen.token.get_token(index)),
-                    name="epoch-device",
-                    daemon=True,
-                ).start()
+            if not all(self._watch_token(seen.number, shard) for shard in seen.ended_devices()):
+                return
 
     def _break(self, launch: int, message: str) -> None:
         if self.failure is None:

@@ -22,10 +22,11 @@ from regrow.worker.callbacks import CallbackRelay
 from regrow.worker.colocated import Colocated, ColocatedRunner
 from regrow.worker.gang import Gang
 from regrow.worker.launch import Launcher
-from regrow.worker.platform import Domain
+from regrow.worker.platform import Domain, collect_garbage
 from regrow.worker.programs import Program
 from regrow.worker.promises import Promises
-from regrow.worker.store import Part, PartError, Store, wait_for
+from regrow.worker.reads import Reads
+from regrow.worker.store import Part, PartError, Store
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Host:
             self._helpers.submit,
             lambda lease: self.report(c.Released((lease,))),
         )
+        reads = Reads(self.store, self._memory, self._helpers.submit, self.report)
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             c.Ping: self._ping,
             c.FailEpoch: self._fail_epoch,
@@ -87,8 +89,8 @@ class Host:
             c.Execute: self._execute,
             c.Take: self._take,
             c.Copy: self._copy,
-            c.Get: self._get,
-            c.Ready: self._ready,
+            c.Get: reads.get,
+            c.Ready: reads.ready,
             c.Free: self._free,
             c.FormEpoch: self._form_epoch,
             c.Adopt: self._adopt,
@@ -213,69 +215,49 @@ class Host:
             self._launcher.run_home(command, program)
 
     def _take(self, command: c.Take) -> None:
-        self._derive(
-            command.aid,
-            [aid for aid, _ in command.sources],
-            lambda: transfers.take(command.sources, self.store),
-        )
+        self._derive(command.aid, command.sources, transfers.take)
 
     def _copy(self, command: c.Copy) -> None:
+        devices, memory_kind = command.devices, command.memory_kind
         self._derive(
             command.aid,
-            [aid for aid, _ in command.sources],
-            lambda: transfers.copy(command, self.store, self.home),
+            command.sources,
+            lambda sources: transfers.copy(sources, devices, memory_kind, self.home),
         )
 
-    def _derive(self, aid: int, sources: Sequence[int], make: Callable[[], Part]) -> None:
+    def _derive(
+        self,
+        aid: int,
+        sources: Sequence[tuple[int, int]],
+        make: Callable[[list[transfers.Source]], Part],
+    ) -> None:
+        # The parts themselves are kept: their numbers may be freed before a helper comes to them.
+        found = [(self.store.get(source), shard) for source, shard in sources]
+
         def guarded() -> Part:
             try:
-                return make()
+                return make(found)
             except Exception as error:  # noqa: BLE001 - the part carries it
                 return Part.failed(self.home, PartError.of(error))
 
-        parts = [self.store.get(source) for source in sources]
-        if not any(part.pending for part in parts):
+        if not any(part.pending for part, _ in found):
             self.store.set(aid, guarded())
             return
         part = Part.expected(self.home, ())
         self.store.set(aid, part)
-        self._helpers.submit(lambda: part.resolve(guarded()))
+        readings = [source.read() for source, _ in found]
 
-    def _get(self, command: c.Get) -> None:
-        part = self.store.get(command.aid)
-        if transfers.is_quick(command, part):
-            self._get_now(command, part)
-        else:
-            self._helpers.submit(self._get_now, command, part)
+        def later() -> None:
+            made = guarded()
+            for reading in readings:
+                reading.set()
+            part.resolve(made)
 
-    def _get_now(self, command: c.Get, part: Part) -> None:
-        try:
-            value = transfers.get(command, part, self._memory)
-        except Exception as error:  # noqa: BLE001 - told to who asked
-            self._failed(command.rid, PartError.of(error))
-        else:
-            self.report(c.Reply(command.rid, value))
-
-    def _ready(self, command: c.Ready) -> None:
-        parts = [self.store.get(aid) for aid in command.aids]
-        if all(_is_ready(part) for part in parts):
-            self._ready_now(command.rid, parts)
-        else:
-            self._helpers.submit(self._ready_now, command.rid, parts)
-
-    def _ready_now(self, rid: int, parts: list[Part]) -> None:
-        try:
-            wait_for(parts)
-        except PartError as error:
-            self._failed(rid, error)
-        else:
-            self.report(c.Reply(rid, None))
-
-    def _failed(self, rid: int, error: PartError) -> None:
-        self.report(c.Failed(rid, int(error.code), error.message, error.epoch))
+        self._helpers.submit(later)
 
     def _free(self, command: c.Free) -> None:
         self.store.free(command.aids)
+        collect_garbage()
 
     def _form_epoch(self, command: c.FormEpoch) -> None:
         gang = Gang(
@@ -319,14 +301,3 @@ class Host:
 
     def _free_callbacks(self, nonce: str, token: int) -> None:
         self.report(c.CallbackFreed(nonce, token))
-
-
-def _is_ready(part: Part) -> bool:
-    if part.pending:
-        return False
-    if part.error is not None:
-        return True
-    try:
-        return all(array.is_ready() for array in part.arrays() if hasattr(array, "is_ready"))
-    except Exception:  # noqa: BLE001 - `wait_for` raises it again, where it is told
-        return True

@@ -33,7 +33,7 @@ class Launcher:
         """Runs a program of this host alone: here, or on a helper where it might block."""
         parts = [self._store.get(aid) for aid in command.args]
         if program.callbacks is not None or any(
-            part.pending or part.busy is not None for part in parts
+            part.pending or part.busy is not None or part.being_read() for part in parts
         ):
             self._run_aside(command, program, parts)
             return
@@ -73,12 +73,14 @@ class Launcher:
     def _run_in_gang(
         self, command: Execute, program: Program, parts: list[Part], gang: Gang
     ) -> tuple[list[Part], Part | None] | None:
+        for reading in [reading for part in parts for reading in part.being_read()]:
+            reading.wait(_ENTER_S)
         try:
             outs, status, token = self._start(command, program, parts, with_token=True)
         except Exception as error:  # noqa: BLE001 - told to the head, and by the outputs
             self.refuse_gang(command, gang, program.domain, PartError.of(error, gang.epoch))
             return None
-        gang.launched(command.launch, token, len(program.local))
+        gang.launched(command.launch, token, outs[0].whole if outs else None)
         self._keep(command, outs, status)
         return outs, status
 
@@ -130,6 +132,7 @@ class Launcher:
             self._store.set(aid, part)
         launched = threading.Event()
         before = [part.busy for part in parts if part.busy is not None]
+        before += [reading for part in parts for reading in part.being_read()]
         for part in parts:
             part.busy = launched
         entered = threading.Event()
@@ -168,7 +171,7 @@ class Launcher:
         if gang is None:
             return self._launch(command, program, parts)
         outs, status, token = self._start(command, program, parts, with_token=True)
-        gang.launched(command.launch, token, len(program.local))
+        gang.launched(command.launch, token, outs[0].whole if outs else None)
         return outs, status
 
     def _resolve(

@@ -19,6 +19,7 @@ import numpy as np
 from jax._src.array import ArrayImpl
 from jax._src.core import ShapedArray
 from jax._src.sharding_impls import GSPMDSharding, SingleDeviceSharding
+from jaxlib import _jax
 from jaxlib import xla_client as xc
 
 from regrow.wire.dtypes import numpy_dtype
@@ -45,6 +46,11 @@ def initialise() -> None:
     jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
     # The client side of JAX does this when it lowers linear algebra; without it the call crashes.
     lapack._lapack.initialize()  # type: ignore[attr-defined]
+
+
+def collect_garbage() -> None:
+    """Drops the host memory that arrays lived in which are gone; XLA itself leaves that for later."""
+    _jax.collect_garbage()
 
 
 def make_home_client(devices: int) -> Client:

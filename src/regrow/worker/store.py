@@ -56,9 +56,20 @@ class Part:
         domain: The domain that the arrays belong to.
         epoch: The epoch whose failure may show when the value is waited for, or 0.
         busy: Set while a launch on another thread still needs the arrays.
+        readers: One for each thread that is still to take hold of a value; set when it has.
     """
 
-    __slots__ = ("_event", "busy", "devices", "domain", "epoch", "error", "shards", "whole")
+    __slots__ = (
+        "_event",
+        "busy",
+        "devices",
+        "domain",
+        "epoch",
+        "error",
+        "readers",
+        "shards",
+        "whole",
+    )
 
     def __init__(
         self,
@@ -75,6 +86,7 @@ class Part:
         self.epoch = epoch
         self.error: PartError | None = None
         self.busy: threading.Event | None = None
+        self.readers: list[threading.Event] = []
         self._event: threading.Event | None = None
 
     @classmethod
@@ -106,6 +118,16 @@ class Part:
         if other.devices:
             self.devices = other.devices
         self._event.set()
+
+    def read(self) -> threading.Event:
+        """Marks the part as being read, until the event is set; the executor's thread."""
+        reading = threading.Event()
+        self.readers = [*self.being_read(), reading]
+        return reading
+
+    def being_read(self) -> list[threading.Event]:
+        """What there is to wait for before the arrays may be given away."""
+        return [reading for reading in self.readers if not reading.is_set()]
 
     def settle(self) -> Part:
         """Waits until the part is not pending; the arrays may still be computed.
@@ -201,19 +223,38 @@ class Store:
         for part in list(self._parts.values()):
             if part.domain is self._home or part.domain is keep or part.pending:
                 continue
-            if _ready(part):
+            if _can_move(part):
                 part.move(self._home)
                 moved += 1
         return moved
 
 
-def _ready(part: Part) -> bool:
+def is_ready(part: Part) -> bool:
+    """Whether nothing is to be waited for: all values are there, or an error is."""
+    if part.pending:
+        return False
+    if part.error is not None:
+        return True
+    try:
+        return all(array.is_ready() for array in part.arrays() if hasattr(array, "is_ready"))
+    except Exception:  # noqa: BLE001 - `wait_for` raises it again, where it is told
+        return True
+
+
+def _can_move(part: Part) -> bool:
     if part.error is not None or isinstance(part.whole, list):
         return False
     try:
         return all(array.is_ready() for array in part.arrays())
     except Exception:  # noqa: BLE001 - a deleted or failed array has nothing to move
         return False
+
+
+def _given_away(part: Part) -> bool:
+    """Whether a later program was given the arrays: then its results tell what became of them."""
+    if part.error is not None:
+        return False
+    return any(array.is_deleted() for array in part.arrays() if hasattr(array, "is_deleted"))
 
 
 def wait_for(parts: Iterable[Part], done: Callable[[Any], None] | None = None) -> None:
@@ -227,7 +268,8 @@ def wait_for(parts: Iterable[Part], done: Callable[[Any], None] | None = None) -
             for array in part.arrays():
                 array.block_until_ready()
         except Exception as error:  # noqa: BLE001 - XLA raises many kinds
-            raise PartError.of(error, part.epoch) from None
+            if not _given_away(part):
+                raise PartError.of(error, part.epoch) from None
         part.epoch = 0
         if done is not None:
             done(part)

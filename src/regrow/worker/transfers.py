@@ -9,22 +9,28 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from regrow.channel.arena import ArenaView
-from regrow.channel.commands import Bulk, Copy, Expect, Fill, Get, Put
+from regrow.channel.commands import Bulk, Expect, Fill, Get, Put
 from regrow.wire.dtypes import STRING, numpy_dtype
 from regrow.worker.platform import COPY_NOW, KEEP, Array, Domain
-from regrow.worker.store import Part, PartError, Store
+from regrow.worker.store import Part, PartError
 from regrow.worker.strings import Strings
 
 Strides: TypeAlias = "Sequence[int] | None"
-_INLINE_BYTES = 64 * 1024
+Source: TypeAlias = "tuple[Part, int]"
+"""A part, and the number of a shard of it."""
 
 
 def put(command: Put, memory: ArenaView, domain: Domain, release: Callable[[], None]) -> Part:
     """A part from host memory; `release` is called when the bulk may be reused, by any thread."""
-    buffer: Any = view(command.bulk, memory)
-    if command.kind == STRING:
+    try:
+        buffer: Any = view(command.bulk, memory)
+        dtype = None if command.kind == STRING else numpy_dtype(command.kind)
+    except Exception:
+        if command.lease:
+            release()
+        raise
+    if dtype is None:
         return _put_strings(command, bytes(buffer), domain, release)
-    dtype = numpy_dtype(command.kind)
     semantics = KEEP if command.keep or isinstance(buffer, bytes) else COPY_NOW
     if command.lease:
         # Arrays that live in the bulk have this one as their base, whoever holds them. A memoryview
@@ -61,68 +67,63 @@ def view(bulk: Bulk, memory: ArenaView) -> bytes | memoryview:
     return bulk if isinstance(bulk, bytes) else memory.view(bulk)
 
 
-def take(sources: Sequence[tuple[int, int]], store: Store) -> Part:
+def take(sources: Sequence[Source]) -> Part:
     """A part of single shards of other parts."""
     shards, devices, epoch, domain = [], [], 0, None
-    parts = [(store.get(aid), shard) for aid, shard in sources]
-    for part, shard in parts:
+    for part, shard in sources:
         shards.append(part.singles()[shard])
         devices.append(part.devices[shard])
         epoch = max(epoch, part.epoch)
         domain = domain or part.domain
     assert domain is not None, "a part of no shards is never asked for"
-    for index, (part, shard) in enumerate(parts):
+    for index, (part, shard) in enumerate(sources):
         if part.domain is not domain:
             part.move(domain)
             shards[index] = part.singles()[shard]
     return Part(domain, devices, shards, epoch=epoch)
 
 
-def copy(command: Copy, store: Store, domain: Domain) -> Part:
+def copy(
+    sources: Sequence[Source], devices: Sequence[int], memory_kind: str, domain: Domain
+) -> Part:
     """Copies of shards on (other) devices of this host."""
     shards, epoch = [], 0
-    for (aid, shard), device in zip(command.sources, command.devices, strict=True):
-        part = store.get(aid)
+    for (part, shard), device in zip(sources, devices, strict=True):
         array = part.singles()[shard]
         if device not in part.domain.devices:
             raise PartError.of(ValueError(f"device {device} is not on this host"))
         if isinstance(array, Strings):
             shards.append(array)
         else:
-            shards.append(part.domain.copy(array, device, command.memory_kind))
+            shards.append(part.domain.copy(array, device, memory_kind))
         epoch, domain = max(epoch, part.epoch), part.domain
-    return Part(domain, list(command.devices), shards, epoch=epoch)
+    return Part(domain, list(devices), shards, epoch=epoch)
 
 
-def is_quick(command: Get, part: Part) -> bool:
-    """Whether a `get` can be answered in place: the value is there, and small."""
-    if part.pending or part.error is not None:
-        return part.error is not None
-    try:
-        array = part.singles()[command.shard]
-        return bool(array.is_ready()) and array.nbytes <= _INLINE_BYTES
-    except Exception:  # noqa: BLE001 - `get` raises it again, where it is told
-        return True
+def value(command: Get, part: Part) -> Any:
+    """The value of a shard on the host: bytes of strings, else an array; waits for it.
 
-
-def get(command: Get, part: Part, memory: ArenaView) -> bytes | None:
-    """Brings a shard to the host: the bytes, or None when they are in the command's bulk.
+    Most often the array is the device's own memory, which is not given away as long as this lives.
 
     Raises:
         PartError: The part holds an error.
     """
     try:
         shard = part.singles()[command.shard]
-        if isinstance(shard, Strings):
-            return shard.serialized
-        value = np.asarray(shard)
+        return shard.serialized if isinstance(shard, Strings) else np.asarray(shard)
     except Exception as error:  # noqa: BLE001 - XLA raises many kinds
         raise PartError.of(error, part.epoch) from None
+
+
+def hand_over(command: Get, value: Any, memory: ArenaView) -> bytes | None:
+    """What a `Get` wants of a value: the bytes, or None when they are in the command's bulk."""
+    if isinstance(value, bytes):
+        return value
     if command.region is not None:
         value = value[tuple(slice(start, stop) for start, stop in command.region)]
     if command.bulk is None:
         if command.strides is None:
-            return value.tobytes()
+            return bytes(value.tobytes())
         buffer = bytearray(_extent(value, command.strides))
         _lay_out(value, buffer, command.strides)
         return bytes(buffer)

@@ -401,6 +401,20 @@ def resharding_with_donation() -> None:
 
 
 @case
+def copies_to_and_from_the_local_cpu() -> None:
+    cpu = jax.devices("cpu")[0]
+    local = Mesh(np.array([cpu]), "x")
+    for source in (DEVICES[1], GRID, WHOLE):
+        x = jax.device_put(TABLE, source)
+        for target in (cpu, NamedSharding(local, P())):
+            y = jax.device_put(x, target)
+            assert y.devices() == {cpu}
+            same(y, TABLE)
+            same(jax.device_put(y, source), TABLE)
+    same(jax.random.key_data(jax.device_put(jax.random.key(3), cpu)), np.uint32([0, 3]))
+
+
+@case
 def resharding_inside_a_program() -> None:
     x = jax.device_put(TABLE, GRID)
 
