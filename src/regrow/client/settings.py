@@ -101,8 +101,7 @@ def environ(settings: Settings, base: Mapping[str, str] | None = None) -> dict[s
         "JAX_BACKEND_TARGET": settings.target,
         # The client takes exactly this word; without it it demands the credentials of Google Cloud.
         "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
-        # Level 2 still logs every request that a dead head refuses, many lines for one error.
-        "TF_CPP_MIN_LOG_LEVEL": base.get("TF_CPP_MIN_LOG_LEVEL", "3"),
+        "TF_CPP_MIN_LOG_LEVEL": _log_level(base),
     }
     if settings.token:
         variables[TOKEN_VARIABLE] = settings.token
@@ -130,3 +129,10 @@ def _normal_target(text: str) -> str:
             f"no address of a cluster: {text!r}; write grpc://HOST:PORT or grpc://unix:/PATH"
         )
     return f"{_SCHEME}{rest}"
+
+
+def _log_level(base: Mapping[str, str]) -> str:
+    # Level 2 still logs every request that a dead head refuses, many lines for one error. The level 1
+    # is what JAX sets by itself when it is imported, so it is nobody's wish.
+    level = base.get("TF_CPP_MIN_LOG_LEVEL", "1")
+    return "3" if level == "1" else level
