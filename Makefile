@@ -40,8 +40,8 @@ $(INSTALLED): $(PACKAGES) pyproject.toml
 	@touch $@
 
 demo: install
-	$(call say,three slices of two devices train; slice 1 is killed after 8 s and returns 3 s later)
-	@$(IN_VENV) regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@8s --restore-after 3 \
+	$(call say,three slices of two devices train; slice 1 is killed after 15 s and returns 3 s later)
+	@$(IN_VENV) regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@15s --restore-after 3 \
 		examples/elastic_training.py $(DEMO_ARGS)
 
 test: install

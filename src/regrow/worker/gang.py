@@ -33,7 +33,7 @@ from jaxlib import xla_client as xc
 from regrow.channel.commands import FormEpoch
 from regrow.errors import Code, WaitTimeout
 from regrow.worker.callbacks import user_error
-from regrow.worker.platform import Domain
+from regrow.worker.platform import Domain, shards_of
 from regrow.worker.store import PartError, epoch_ended
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,9 @@ class _Launch:
 
     def ended_devices(self) -> list[Any]:
         """What is there of the result: an array, or an error, of each device that has ended."""
-        shards = getattr(self.result, "_arrays", ())
+        if not isinstance(self.result, jax.Array):
+            return []
+        shards = shards_of(self.result)
         return [shard for shard in shards if not shard.is_deleted() and shard.is_ready()]
 
 

@@ -11,6 +11,7 @@ to abort collectives in `regrow.worker.gang`; nothing else knows the platform.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, final
 
@@ -51,6 +52,17 @@ def initialise() -> None:
 def collect_garbage() -> None:
     """Drops the host memory that arrays lived in which are gone; XLA itself leaves that for later."""
     _jax.collect_garbage()
+
+
+_disassembling = threading.Lock()
+
+
+def shards_of(whole: Array) -> list[Array]:
+    """The single-device arrays that an array over several devices of this process consists of."""
+    # jaxlib makes them at the first look, and lets other threads run meanwhile: two looks at once
+    # would find some of them twice, and in the wrong places.
+    with _disassembling:
+        return list(whole._arrays)
 
 
 def make_home_client(devices: int) -> Client:

@@ -10,7 +10,7 @@ from typing import Any, final
 from regrow.errors import Code, RegrowError, WaitTimeout
 from regrow.wire.status import from_exception
 from regrow.worker.callbacks import user_error
-from regrow.worker.platform import Array, Domain
+from regrow.worker.platform import Array, Domain, shards_of
 from regrow.worker.strings import Strings
 
 _PART_DEADLINE_S = 600.0
@@ -151,7 +151,7 @@ class Part:
             raise self.error.fresh()
         if self.shards is None:
             whole: Any = self.whole
-            self.shards = list(whole) if isinstance(whole, list) else list(whole._arrays)
+            self.shards = list(whole) if isinstance(whole, list) else shards_of(whole)
         return self.shards
 
     def arrays(self) -> Sequence[Array]:
@@ -252,7 +252,7 @@ def _can_move(part: Part) -> bool:
 
 def _given_away(part: Part) -> bool:
     """Whether a later program was given the arrays: then its results tell what became of them."""
-    if part.error is not None:
+    if part.error is not None or part.pending:
         return False
     return any(array.is_deleted() for array in part.arrays() if hasattr(array, "is_deleted"))
 
