@@ -213,7 +213,7 @@ class ModelHost(Peer):
                 self.report(c.Reply(command.rid, self._out(value, command)))
             except StatusError as error:
                 self.report(c.Failed(command.rid, int(error.code), error.message, 0))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, IndexError) as error:
                 self.report(c.Failed(command.rid, 3, str(error), 0))
 
         self.parts[command.aid][command.shard].then(answer)

@@ -42,6 +42,7 @@ INTS = [0, 1, 2, 3, 4, 5, -1, 7, 1000, (1 << 31) - 1, -(1 << 31)]
 KINDS = [11, 11, 11, 4, 1, 12, 16, 17, 21, 99, 0, 32, 777]
 PROGRAMS = [b"", b"plain", b"refuse", b"donate", b"two", b"regrow:0123456789abcdef:1:1;"]
 XLA = "xla::ifrt::XlaProgram"
+OWN = "an error of the client's own making"
 
 
 def compile_options(rows: list[list[int]], replicas: int | None = None) -> bytes:
@@ -102,6 +103,8 @@ def noise(rng: random.Random) -> Any:
     _fill(rng, body, 0)
     if name == "compile_request":
         _fill_compile(rng, body)
+    if name == "make_error_arrays_request":
+        body.error.message = OWN
     return request
 
 
