@@ -79,6 +79,7 @@ class Rig:
         accepting = loop.create_task(self._accept())
         loop.call_soon(self._ready.set)
         loop.run_forever()
+        loop.run_until_complete(asyncio.sleep(0))  # A connection that was just accepted is taken.
         accepting.cancel()
         loop.run_until_complete(asyncio.gather(accepting, return_exceptions=True))
         for nonce in list(self.head._pools):

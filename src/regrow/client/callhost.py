@@ -7,9 +7,11 @@ callback, holds up nobody; whenever a call leaves no connection idle, another is
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import os
 import secrets
+import select
 import socket
 import threading
 import weakref
@@ -26,8 +28,7 @@ HostFunction: TypeAlias = Callable[..., Sequence[Any]]
 
 _DIAL_TIMEOUT_S: Final = 10.0
 _MAX_CONNECTIONS: Final = 256
-_exiting = threading.Event()
-atexit.register(_exiting.set)
+_sessions: weakref.WeakSet[CallbackHost] = weakref.WeakSet()
 
 
 def dial(address: str | tuple[str, int], timeout_s: float) -> socket.socket:
@@ -85,10 +86,14 @@ class CallbackHost:
         self._threads = 0
         self._greeted = False
         self._closed = False
+        self._exiting = False
         _forget_sockets_in_children(self)
 
     def start(self) -> None:
         """Opens the first connection, which also tells at once when the head is gone."""
+        # After JAX has registered its own, so that ours runs before JAX ends the session.
+        _watch_exit()
+        _sessions.add(self)
         with self._lock:
             self._grow()
 
@@ -181,8 +186,8 @@ class CallbackHost:
         with self._lock:
             self._threads -= 1
             self._idle -= 1
-            closed = self._closed
-        if not closed and not _exiting.is_set():
+            silent = self._closed or self._exiting
+        if not silent:
             say(f"cannot open a connection for host callbacks to {self._settings.target}: {error}")
 
     def _take(self, *, busy: bool) -> None:
@@ -203,19 +208,28 @@ class CallbackHost:
         except BaseException as error:  # noqa: BLE001 (the program that called is told)
             return [answer_to(error)]
 
+    def exiting(self) -> None:
+        """The process ends: tells if the head is gone, and is silent from now on."""
+        with self._lock:
+            sockets = list(self._sockets)
+        if any(map(_hung_up, sockets)):
+            self._lost(EOFError("it closed the connection"))
+        with self._lock:
+            self._exiting = True
+
     def _lost(self, error: Exception) -> None:
         with self._lock:
-            first = self._greeted and not self._closed
+            if self._greeted and not self._closed and not self._exiting:
+                # Who ends the process waits for the lock, so that this is said before.
+                say(
+                    f"the head at {self._settings.target} is gone ({error}); everything on the "
+                    "cluster is lost to this process, and what uses it fails with UNAVAILABLE"
+                )
             self._closed = True
             sockets = list(self._sockets)
             self._programs.clear()
         for sock in sockets:
             _shut(sock)
-        if first and not _exiting.is_set():
-            say(
-                f"the head at {self._settings.target} is gone ({error}); everything on the "
-                "cluster is lost to this process, and what uses it fails with UNAVAILABLE"
-            )
 
 
 def _send(sock: socket.socket, parts: Sequence[values.Buffer]) -> None:
@@ -244,6 +258,22 @@ def _receive_exactly(sock: socket.socket, size: int) -> memoryview:
             raise EOFError("it closed the connection")
         done += count
     return view
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+@functools.cache
+def _watch_exit() -> None:
+    atexit.register(_exit)
+
+
+def _exit() -> None:
+    for session in list(_sessions):
+        session.exiting()
 
 
 def _shut(sock: socket.socket) -> None:
