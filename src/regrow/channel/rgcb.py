@@ -42,6 +42,15 @@ CLIENT_KEY: Final = "regrow.client"
 ATTRIBUTE: Final = "regrow.callbacks"
 """Frontend attribute of a program with host callbacks: `regrow:NONCE:TOKEN:COUNT;`."""
 
+PARTITIONING: Final = "regrow.partitioning"
+"""Frontend attribute of a program whose client takes part in its compilation; likewise."""
+
+PROPAGATE: Final = 0
+PARTITION: Final = 1
+INFER: Final = 2
+INSPECT: Final = 3
+"""Indices of the functions that take part in a compilation (see `worker/partitioning.py`)."""
+
 KNOCK: Final = "0" * 16
 MAX_TOKEN_BYTES: Final = 4096
 
@@ -54,6 +63,7 @@ FAILED: Final = 1
 
 _NONCE: Final = re.compile(r"[0-9a-f]{16}")
 _TEXT: Final = re.compile(rb"regrow:([0-9a-f]{16}):([0-9]{1,18}):([0-9]{1,6});")
+_PARTITIONING_TEXT: Final = re.compile(rb"regrow-p:([0-9a-f]{16}):([0-9]{1,18}):([0-9]{1,6});")
 _REQUEST: Final = struct.Struct("<B3xIQ")
 _ANSWER: Final = struct.Struct("<B3xI")
 REQUEST_BYTES: Final = _REQUEST.size
@@ -90,12 +100,26 @@ def attribute(callbacks: ProgramCallbacks) -> str:
     return f"regrow:{callbacks.nonce}:{callbacks.token}:{callbacks.number};"
 
 
+def partitioning_attribute(callbacks: ProgramCallbacks) -> str:
+    """The text of the frontend attribute PARTITIONING."""
+    return attribute(callbacks).replace("regrow:", "regrow-p:", 1)
+
+
 def callbacks_of(program: bytes | memoryview) -> ProgramCallbacks | None:
     """The host callbacks of a serialised program, or None.
 
     The text of an attribute stands in the serialised program as it is, so it needs no MLIR.
     """
-    found = _TEXT.search(program)
+    return _found(_TEXT, program)
+
+
+def partitioning_of(program: bytes | memoryview) -> ProgramCallbacks | None:
+    """The functions of its client that take part in a program's compilation, or None."""
+    return _found(_PARTITIONING_TEXT, program)
+
+
+def _found(text: re.Pattern[bytes], program: bytes | memoryview) -> ProgramCallbacks | None:
+    found = text.search(program)
     if found is None:
         return None
     return ProgramCallbacks(found[1].decode("ascii"), int(found[2]), int(found[3]))

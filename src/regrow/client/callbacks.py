@@ -9,11 +9,11 @@ client sees none. The server runs the program with functions that call back (see
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from regrow.channel import rgcb
-from regrow.client import backend
+from regrow.client import backend, partitioning
 from regrow.client.callhost import CallbackHost
 from regrow.client.marks import hides_frames
 
@@ -40,32 +40,54 @@ def _hook_compilation() -> None:
         options: Any,
         host_callbacks: Sequence[Any],
     ) -> Any:
-        host = backend.host_of(backend_) if host_callbacks else None
+        partitioned = partitioning.MARK in _frontend_attributes(module)
+        host = backend.host_of(backend_) if host_callbacks or partitioned else None
         if host is None:
             return stock(backend_, module, executable_devices, options, host_callbacks)
-        _refuse_buffer_callbacks(module)
-        token = host.register(host_callbacks)
-        try:
-            _mark(module, host, token, len(host_callbacks))
+
+        def compile_() -> Any:
             return stock(backend_, module, executable_devices, options, [])
+
+        token = _register(host, module, host_callbacks) if host_callbacks else None
+        try:
+            return _partitioned(host, module, compile_) if partitioned else compile_()
         except BaseException:
-            host.forget(token)
+            if token is not None:
+                host.forget(token)
             raise
 
     compiler.backend_compile_and_load = backend_compile_and_load
 
 
-def _mark(module: Any, host: CallbackHost, token: int, count: int) -> None:
+def _register(host: CallbackHost, module: Any, functions: Sequence[Any]) -> int:
+    _refuse_buffer_callbacks(module)
+    token = host.register(functions)
+    callbacks = rgcb.ProgramCallbacks(host.nonce, token, len(functions))
+    _mark(module, rgcb.ATTRIBUTE, rgcb.attribute(callbacks))
+    return token
+
+
+def _partitioned(host: CallbackHost, module: Any, compile_: Callable[[], Any]) -> Any:
+    compilation = partitioning.Compilation(host)
+    functions = rgcb.ProgramCallbacks(host.nonce, compilation.token, 0)
+    _mark(module, rgcb.PARTITIONING, rgcb.partitioning_attribute(functions))
+    return compilation.run(compile_)
+
+
+def _frontend_attributes(module: Any) -> dict[str, Any]:
+    ir: Any = importlib.import_module("jax._src.lib.mlir").ir
+    attributes = module.operation.attributes
+    if _FRONTEND_ATTRIBUTES not in attributes:
+        return {}
+    found = ir.DictAttr(attributes[_FRONTEND_ATTRIBUTES])
+    return {entry.name: entry.attr for entry in found}
+
+
+def _mark(module: Any, name: str, text: str) -> None:
     ir: Any = importlib.import_module("jax._src.lib.mlir").ir
     with module.context:
-        attributes = module.operation.attributes
-        frontend = {}
-        if _FRONTEND_ATTRIBUTES in attributes:
-            found = ir.DictAttr(attributes[_FRONTEND_ATTRIBUTES])
-            frontend = {entry.name: entry.attr for entry in found}
-        text = rgcb.attribute(rgcb.ProgramCallbacks(host.nonce, token, count))
-        frontend[rgcb.ATTRIBUTE] = ir.StringAttr.get(text)
-        attributes[_FRONTEND_ATTRIBUTES] = ir.DictAttr.get(frontend)
+        marks = _frontend_attributes(module) | {name: ir.StringAttr.get(text)}
+        module.operation.attributes[_FRONTEND_ATTRIBUTES] = ir.DictAttr.get(marks)
 
 
 def _refuse_buffer_callbacks(module: Any) -> None:
@@ -83,7 +105,9 @@ def _hook_keepalive() -> None:
 
     def add_keepalive(self: Any, keepalive: Any) -> None:
         if backend.host_of(self.get_backend(optional=True)) is not None:
-            raise _unimplemented(_pointer_refusal(keepalive))
+            if not partitioning.keep(keepalive):
+                raise _unimplemented(_pointer_refusal(keepalive))
+            _mark(self.module, partitioning.MARK, "")
         stock(self, keepalive)
 
     mlir.ModuleContext.add_keepalive = add_keepalive
@@ -91,15 +115,10 @@ def _hook_keepalive() -> None:
 
 def _pointer_refusal(keepalive: Any) -> str:
     where = getattr(keepalive, "__module__", type(keepalive).__module__)
-    why = "runs a function of this process inside the compiler, which is in another"
-    if where == "jax._src.debugging":
-        return (
-            f"jax.debug.inspect_array_sharding on more than one device {why}; look at the "
-            ".sharding of the array that the jitted function returns"
-        )
-    if where == "jax._src.custom_partitioning":
-        return f"custom_partitioning on more than one device {why}; use jax.shard_map"
-    return f"a part of this program ({where}) {why}; a cluster cannot run it"
+    return (
+        f"a part of this program ({where}) refers to an object by its address in this process, and "
+        "programs of a cluster are compiled and run in others"
+    )
 
 
 def _unimplemented(text: str) -> Exception:

@@ -40,6 +40,7 @@ class Aide:
         self.link: Link | None = None
         self.on_up: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
+        self.on_call: Callable[[Link, c.Callback], None] | None = None
         self._entry = entry
         self._lives = 0
         self._closing = False
@@ -94,6 +95,8 @@ class Aide:
                     link.answered(
                         command.rid, StatusError(Code(command.code), command.message), None
                     )
+                case c.Callback() if self.on_call is not None:
+                    self.on_call(link, command)
                 case _:
                     log.debug("the %s sent %s", self.role, type(command).__name__)
 

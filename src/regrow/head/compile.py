@@ -52,12 +52,21 @@ class CompilerProcess(Protocol):
 class Job:
     """One compilation, and who waits for it."""
 
-    def __init__(self, key: bytes, program: bytes, options: bytes, spans: bool, callbacks: int):
+    def __init__(
+        self,
+        key: bytes,
+        program: bytes,
+        options: bytes,
+        spans: bool,
+        callbacks: int,
+        shared: bool = True,
+    ) -> None:
         self.key = key
         self.program = program
         self.options = options
         self.spans = spans
         self.callbacks = callbacks
+        self.shared = shared
         self.attempts = 0
         self.waiting: list[Done] = []
 
@@ -76,11 +85,21 @@ class CompileService:
         self.from_disk = 0
 
     def compile(
-        self, program: bytes, options: bytes, spans: bool, callbacks: int, done: Done
+        self,
+        program: bytes,
+        options: bytes,
+        spans: bool,
+        callbacks: int,
+        done: Done,
+        shared: bool = True,
     ) -> None:
-        """Compiles a program; `options` is a CompileOptionsProto without a device assignment."""
+        """Compiles a program; `options` is a CompileOptionsProto without a device assignment.
+
+        One that is not `shared` depends on its client, as those with callbacks do, and is not kept.
+        """
+        shared = shared and not callbacks
         key = program_key(program, options, spans)
-        found = self._find(key) if not callbacks else None
+        found = self._find(key) if shared else None
         if found is not None:
             done(None, found)
             return
@@ -88,7 +107,7 @@ class CompileService:
         if job is not None:
             job.waiting.append(done)
             return
-        job = self._jobs[key] = Job(key, program, options, spans, callbacks)
+        job = self._jobs[key] = Job(key, program, options, spans, callbacks, shared)
         job.waiting.append(done)
         self._start(job)
 
@@ -128,7 +147,7 @@ class CompileService:
         if error is None:
             self.compiled += 1
             value["key"] = job.key
-            if not job.callbacks:
+            if job.shared:
                 self._keep(job.key, value)
                 if self._cache is not None:
                     self._cache.write(job.key, value)

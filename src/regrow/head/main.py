@@ -44,6 +44,7 @@ class Head:
             config, topology, _arena_bytes(), self._compiler, self._coordinator, self._changed
         )
         self._compiler.on_up = self._runtime.compiler.compiler_up
+        self._compiler.on_call = self._runtime.call_client
         self._coordinator.on_lost = self._runtime.epochs.coordinator_lost
         self._secret = secrets.token_bytes(32)
         self._fleet = Fleet(config, topology, launcher, self._secret, self._runtime)

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, final
 
 from google.protobuf.message import DecodeError
 
-from regrow.channel.rgcb import callbacks_of
+from regrow.channel.rgcb import callbacks_of, partitioning_of
 from regrow.errors import Code, StatusError
 from regrow.head.buffers import Array, Piece
 from regrow.head.callbacks import CallbackUse
@@ -62,8 +62,9 @@ class ProgramRequests:
         program = bytes(body.program.data)
         replicas, devices, options = _compile_options(body.compile_options.data)
         placement = self._runtime.buffers.placement(devices)
-        callbacks = callbacks_of(program)
-        if callbacks is not None and callbacks.nonce != self._tables.nonce:
+        callbacks, partitioning = callbacks_of(program), partitioning_of(program)
+        used = (callbacks, partitioning)
+        if any(one is not None and one.nonce != self._tables.nonce for one in used):
             raise StatusError.user(
                 Code.FAILED_PRECONDITION, "the program has host callbacks of another session"
             )
@@ -90,7 +91,9 @@ class ProgramRequests:
             self._runtime.dispatcher.preload(executable)
             later.settle(None, self._compiled(executable, devices, value["fingerprint"]))
 
-        self._runtime.compiler.compile(program, options, placement.spans, count, compiled)
+        self._runtime.compiler.compile(
+            program, options, placement.spans, count, compiled, partitioning is None
+        )
         return later
 
     def _compile_plugin(self, body: Any) -> Any:

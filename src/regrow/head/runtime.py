@@ -111,13 +111,15 @@ class Runtime:
             case c.EpochBroken():
                 self.epochs.broken(command.epoch, command.message)
             case c.Callback():
-                self._call(link, command)
+                self.call_client(link, command)
             case c.CallbackFreed():
                 self.callbacks.release(command.nonce, command.token, link)
             case _:
                 log.warning("%s sent %s", link.name, type(command).__name__)
 
-    def _call(self, link: Link, command: c.Callback) -> None:
+    def call_client(self, link: Link, command: c.Callback) -> None:
+        """A process calls a function of a client."""
+
         def done(answer: Any) -> None:
             if link.lost is None:
                 link.send(c.CallbackResult(command.call, bytes(answer)))

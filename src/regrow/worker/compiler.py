@@ -17,8 +17,11 @@ from typing import Any, Final, final
 from jaxlib import xla_client as xc
 
 from regrow.channel import commands as c
-from regrow.errors import StatusError
+from regrow.channel import rgcb
+from regrow.errors import Code, StatusError
 from regrow.wire.status import from_exception
+from regrow.worker.callbacks import CallbackRelay, user_error
+from regrow.worker.partitioning import RemotePartitioning
 from regrow.worker.platform import make_home_client
 from regrow.worker.programs import (
     Signature,
@@ -47,6 +50,8 @@ class Compiler:
         self._lock = threading.Lock()
         self._sender: Any = None
         self._stopped = threading.Event()
+        self._relay = CallbackRelay(self._ask_client, lambda nonce, token: None)
+        self._partitioning = RemotePartitioning(self._relay)
 
     def connect(self, sender: Any) -> None:
         """Names the channel that reports go to."""
@@ -59,6 +64,11 @@ class Compiler:
                 self.report(c.Pong(command.number, 0))
             elif isinstance(command, c.Exit):
                 self.stop()
+            elif isinstance(command, c.CallbackResult):
+                self._relay.answered(command.call, command.answer)
+            elif isinstance(command, c.Compile) and rgcb.partitioning_of(command.program):
+                # It may wait for compilations that its client asks for meanwhile.
+                threading.Thread(target=self._answer, args=(command,), daemon=True).start()
             else:
                 self._pool.submit(self._answer, command)
 
@@ -81,7 +91,7 @@ class Compiler:
                 assert isinstance(command, c.Describe)
                 answer = self._describe(command)
         except Exception as error:  # noqa: BLE001 - told to the client
-            status = error if isinstance(error, StatusError) else from_exception(error)
+            status = user_error(error) or from_exception(error)
             self.report(c.Failed(command.rid, int(status.code), status.message, 0))
         else:
             self.report(c.Reply(command.rid, answer))
@@ -95,7 +105,8 @@ class Compiler:
             debug = options.executable_build_options.debug_options
             passes = [debug.xla_disable_hlo_passes] if debug.xla_disable_hlo_passes else []
             debug.xla_disable_hlo_passes = ",".join([*passes, _PASSES_OFF])
-        loaded = self._load(command, module, options)
+        with self._partitioning.taking_part(command.program, module, command.callbacks):
+            loaded = self._load(command, module, options)
         blob = b"" if command.callbacks else self._client.serialize_executable(loaded)
         with self._lock:
             self._kept[command.key] = loaded
@@ -106,16 +117,24 @@ class Compiler:
     def _load(self, command: c.Compile, module: Any, options: Any) -> Any:
         count = options.num_replicas * options.num_partitions
         devices = xc.DeviceList(self._devices[:count])
-        if not command.callbacks:
+        if not command.callbacks and not rgcb.partitioning_of(command.program):
             return self._client.compile_and_load(command.program, devices, options)
         with module.context:
             return self._client.compile_and_load(
                 module, devices, options, host_callbacks=[_never_called] * command.callbacks
             )
 
+    def _ask_client(self, call: int, nonce: str, token: int, index: int, payload: bytes) -> None:
+        self.report(c.Callback(call, nonce, token, index, payload))
+
     def _options(self, serialized: bytes) -> Any:
         options = xc.CompileOptions.ParseFromString(serialized)
         count = options.num_replicas * options.num_partitions
+        if not 0 < count <= len(self._devices):
+            raise StatusError.user(
+                Code.INVALID_ARGUMENT,
+                f"the program is for {count} devices; the cluster has {len(self._devices)}",
+            )
         ids = [device.id for device in self._devices[:count]]
         return compile_options(serialized, options.num_replicas, ids)
 

@@ -31,6 +31,7 @@ from regrow.worker.store import Part, PartError, Store
 log = logging.getLogger(__name__)
 
 _HELPERS: Final = 512
+_FILLERS: Final = 4
 _GANGS_KEPT: Final = 8
 
 
@@ -58,6 +59,8 @@ class Host:
         self._failed_epochs: dict[int, c.FailEpoch] = {}
         self._queue: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix="helper")
+        # All helpers may be waiting for what these bring.
+        self._fillers = ThreadPoolExecutor(_FILLERS, thread_name_prefix="filler")
         self._sender: Sender | None = None
         self._done = 0
         self._relay = CallbackRelay(self._call_user, self._free_callbacks)
@@ -68,7 +71,7 @@ class Host:
             self.store,
             self.home,
             self._memory,
-            self._helpers.submit,
+            self._fillers.submit,
             lambda lease: self.report(c.Released((lease,))),
         )
         reads = Reads(self.store, self._memory, self._helpers.submit, self.report)

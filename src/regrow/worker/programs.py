@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -15,10 +16,13 @@ from regrow.channel import rgcb
 from regrow.channel.commands import Load
 from regrow.errors import Code, StatusError
 from regrow.wire.dtypes import TOKEN, kind_of_mlir
+from regrow.worker import partitioning
 from regrow.worker.callbacks import CallbackRelay, HostCallbacks
 from regrow.worker.platform import Domain
 
-_POINTERS = (b"InspectSharding", b"CustomSPMDPartitioning", b"xla_buffer_python")
+_POINTERS = (b"xla_buffer_python",)
+# Where the names of its ops stand in a portable artifact.
+_OPS = re.compile(rb"vhlo\0(?:module\0)?((?:[a-z0-9_]+_v\d+\0)+)")
 _ALIAS_ATTRIBUTES = ("tf.aliasing_output", "jax.buffer_donor")
 
 
@@ -44,15 +48,18 @@ def parse_module(program: bytes) -> Any:
             module = _jax.mlir.deserialize_portable_artifact(program, context)
             return module if isinstance(module, ir.Module) else ir.Module.parse(module)
         except Exception as error:  # noqa: BLE001 - MLIR raises many kinds
-            raise _unreadable(program, error) from None
+            raise _unreadable(program, context, error) from None
 
 
-def _unreadable(program: bytes, error: Exception) -> StatusError:
+def _unreadable(program: bytes, context: Any, error: Exception) -> StatusError:
     from jaxlib.mlir.dialects import stablehlo
 
     head = program[:64].split(b"\x00")[0].decode("latin-1")
     theirs = head.partition("StableHLO_v")[2] or "unknown"
-    lines = " ".join(str(error).split())
+    # MLIR prints which op it does not know, but its exception does not hold it.
+    names = {name for run in _OPS.findall(program) for name in run.decode().split("\0") if name}
+    unknown = sorted(n for n in names if not context.is_registered_operation(f"vhlo.{n}"))
+    lines = f"it does not know {', '.join(unknown)}." if unknown else " ".join(str(error).split())
     return StatusError.user(
         Code.FAILED_PRECONDITION,
         f"the server's jaxlib cannot read this program: it was written as StableHLO {theirs}, the "
@@ -98,7 +105,9 @@ class Signature:
             self.name = (
                 ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else "main"
             )
-            main = next(op for op in module.body.operations if _symbol(op) == "main")
+            main = next((op for op in module.body.operations if _symbol(op) == "main"), None)
+            if main is None:
+                raise StatusError.user(Code.INVALID_ARGUMENT, "a program without a main function")
             function = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
             self.inputs = [_tensor(kind) for kind in function.inputs]
             self.outputs = [_tensor(kind) for kind in function.results]
@@ -151,7 +160,7 @@ class Program:
         devices = domain.device_list(load.devices)
         if self.callbacks is not None:
             module = parse_module(load.program)
-            with module.context:
+            with module.context, partitioning.unheard(load.program, module):
                 self._loaded = domain.client.compile_and_load(
                     module, devices, options, host_callbacks=self.callbacks.functions
                 )

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from cases import case, run_cases
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -316,6 +317,54 @@ def errors_of_programs() -> None:
     one, other = jax.device_put(TABLE, DEVICES[0]), jax.device_put(TABLE, DEVICES[1])
     assert "device" in error_of(lambda: jax.jit(jnp.add)(one, other), ValueError)
     assert "shape" in error_of(lambda: jax.jit(jnp.add)(one, one[:3]), TypeError)
+
+
+@case
+def functions_that_take_part_in_a_compilation() -> None:
+    seen: list[Any] = []
+
+    @jax.jit
+    def inspected(v: Any) -> Any:
+        jax.debug.inspect_array_sharding(v * 2, callback=seen.append)
+        jax.debug.callback(lambda total: seen.append(float(total)), v.sum())
+        return v + 1
+
+    x = jax.device_put(TABLE, GRID)
+    same(inspected(x), TABLE + 1)
+    jax.effects_barrier()
+    assert seen[0].spec == GRID.spec, seen
+    assert seen[1:] == [TABLE.sum()], seen
+
+    @custom_partitioning
+    def triple(v: Any, w: Any) -> Any:
+        return v * 3, w
+
+    def partition(mesh: Mesh, args: Any, results: Any) -> Any:
+        def lowered(v: Any, w: Any) -> Any:
+            return jax.jit(lambda u: u * 3)(v), w
+
+        return mesh, lowered, jax.tree.map(of_one, results), jax.tree.map(of_one, args)
+
+    def of_one(shaped: Any) -> Any:
+        return shaped.sharding
+
+    triple.def_partition(partition=partition, sharding_rule="i j, k -> i j, k")
+    first, second = jax.jit(triple)(x, jax.device_put(TABLE[0], EACH))
+    same(first, TABLE * 3)
+    same(second, TABLE[0])
+    assert first.sharding == GRID
+
+    @custom_partitioning
+    def fails(v: Any) -> Any:
+        return v
+
+    def refuse(mesh: Mesh, args: Any, results: Any) -> Any:
+        raise ValueError("not that way")
+
+    fails.def_partition(partition=refuse, sharding_rule="i j -> i j")
+    text = error_of(lambda: jax.jit(fails)(x), jax.errors.JaxRuntimeError)
+    assert "not that way" in text, text
+    assert "INTERNAL" not in text, text
 
 
 # --- memory kinds ---
