@@ -370,3 +370,29 @@ def test_tcp_without_the_token(
     assert done.returncode == 1
     assert told in done.stderr, done.stderr
     assert done.stderr.count("\nRuntimeError: ") == 1, done.stderr
+
+
+STOCK_CLIENT = """
+    import os, sys
+    os.environ.update(
+        JAX_PLATFORMS="proxy",
+        JAX_BACKEND_TARGET=sys.argv[1],
+        IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS="true",
+    )
+    import jax
+    from jax._src import xla_bridge
+    from jaxlib import _ifrt_proxy as proxy
+    options = proxy.ClientConnectionOptions()
+    options.connection_timeout_in_seconds = 3
+    xla_bridge.register_backend_factory("proxy", lambda: proxy.get_client(sys.argv[1], options))
+    jax.devices()
+"""
+
+
+def test_a_stock_client_without_the_token_is_told_why(
+    tcp_cluster: regrow.LocalCluster, python: Run
+) -> None:
+    assert tcp_cluster.tcp_target
+    done = python("-c", textwrap.dedent(STOCK_CLIENT), tcp_cluster.tcp_target)
+    assert done.returncode == 1
+    assert "this cluster wants a token over TCP" in done.stderr, done.stderr

@@ -466,6 +466,7 @@ class World:
             responses.append(proxy.IfrtResponse.FromString(data))
 
         session = self.gateway.open(25, 6, init_data, "unix", False, "test", send)
+        assert isinstance(session, Session)
         return session, responses
 
     async def check_nothing_left(self) -> None:

@@ -39,17 +39,29 @@ def test_the_protocol_that_is_spoken(low: int, high: int, serdes: int) -> None:
 @pytest.mark.parametrize("protocol", [0, PROTOCOL_MIN - 1, PROTOCOL_MAX + 1, -1])
 def test_a_session_of_another_protocol(protocol: int) -> None:
     async def main(world: World) -> None:
-        with pytest.raises(StatusError) as caught:
-            world.gateway.open(protocol, 0, {}, "unix", False, "grpc-c++", len)
-        assert caught.value.code is Code.FAILED_PRECONDITION
+        answers: list[bytes] = []
+        session = world.gateway.open(protocol, 0, {}, "unix", False, "grpc-c++", answers.append)
+        assert refusal(session, answers).code == Code.FAILED_PRECONDITION
         assert not world.gateway.clients
 
     run(main)
 
 
-def open_tcp(world: World, **init_data: Any) -> Any:
+def open_tcp(world: World, answers: list[bytes], **init_data: Any) -> Any:
     data = {key.replace("_", "."): value for key, value in init_data.items()}
-    return world.gateway.open(25, 6, data, "127.0.0.1:9", True, "grpc-c++", lambda data: None)
+    return world.gateway.open(25, 6, data, "127.0.0.1:9", True, "grpc-c++", answers.append)
+
+
+def refusal(session: Any, answers: list[bytes]) -> Any:
+    """The status that a refused session answers to its first request."""
+    request = proxy.IfrtRequest()
+    request.request_metadata.op_id = 7
+    request.init_request.SetInParent()
+    session.request(request.SerializeToString())
+    (answer,) = map(proxy.IfrtResponse.FromString, answers)
+    assert answer.response_metadata.op_id == 7
+    assert answer.WhichOneof("response") is None
+    return answer.response_metadata.status
 
 
 @pytest.mark.parametrize(
@@ -68,24 +80,30 @@ def open_tcp(world: World, **init_data: Any) -> Any:
 def test_tokens_over_tcp(given_token: Any, code: Code | None) -> None:
     async def main(world: World) -> None:
         data = {} if given_token is None else {"regrow_token": given_token}
+        answers: list[bytes] = []
+        session = open_tcp(world, answers, **data)
         if code is None:
-            open_tcp(world, **data)
             assert world.gateway.clients == 1
             return
-        with pytest.raises(StatusError) as caught:
-            open_tcp(world, **data)
-        assert caught.value.code is code
-        assert "token" in caught.value.message
-        assert "sesame" not in caught.value.message
+        status = refusal(session, answers)
+        assert status.code == code
+        assert "token" in status.message
+        assert "sesame" not in status.message
         assert not world.gateway.clients
+        assert world.gateway.session(session.session_id) is None
+        with pytest.raises(StatusError, match="token"):
+            session.store_begin(1, 4)
+        with pytest.raises(StatusError, match="token"):
+            session.request(b"\xff")
+        assert session.lookup(1) is None
 
     run(main, tcp=TcpConfig("127.0.0.1", 0, "sesame"))
 
 
 def test_no_token_is_wanted_where_that_was_said_or_over_the_unix_socket() -> None:
     async def main(world: World) -> None:
-        open_tcp(world)
-        open_tcp(world, regrow_token=b"any")
+        open_tcp(world, [])
+        open_tcp(world, [], regrow_token=b"any")
 
     run(main, tcp=TcpConfig("127.0.0.1", 0), allow_no_token=True)
 

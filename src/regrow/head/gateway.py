@@ -12,6 +12,7 @@ from typing import Any, Final, final
 from regrow import __version__
 from regrow.channel.rgcb import NONCE_KEY, TOKEN_KEY
 from regrow.errors import Code, StatusError
+from regrow.head.refused import RefusedSession
 from regrow.head.runtime import Runtime
 from regrow.head.session import Session
 from regrow.head.topology import MEMORY_KINDS, Topology
@@ -61,15 +62,15 @@ class Gateway:
         tcp: bool,
         user_agent: str,
         send: Callable[[bytes], None],
-    ) -> Session:
-        """A session for a client.
-
-        Raises:
-            StatusError: It came over TCP without the token, or speaks another protocol.
-        """
-        if tcp:
-            self._check_token(init_data.get(TOKEN_KEY))
-        self.negotiate(protocol, protocol, serdes)
+    ) -> Session | RefusedSession:
+        """A session for a client; refused if it came without the token, or speaks another protocol."""
+        try:
+            if tcp:
+                self._check_token(init_data.get(TOKEN_KEY))
+            self.negotiate(protocol, protocol, serdes)
+        except StatusError as error:
+            log.warning("refused %s (%s): %s", peer, user_agent, error.message)
+            return RefusedSession(error, send)
         number = self._next
         self._next += 1
         nonce = _text(init_data.get(NONCE_KEY))
