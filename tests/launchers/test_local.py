@@ -17,6 +17,7 @@ import pytest
 from regrow.errors import LaunchError
 from regrow.launchers.base import HostSpec
 from regrow.launchers.local import LocalLauncher, worker_environ
+from regrow.launchers.logs import MAX_BYTES
 from regrow.processes import RUN_MARK, ProcessStat, children_of, marked
 
 HERE = Path(__file__).parent
@@ -339,3 +340,16 @@ def test_a_collective_timeout_of_the_users_own_is_kept():
 
 def test_sources_are_where_the_tests_think():
     assert (SOURCES / "regrow").is_dir()
+
+
+def test_no_log_grows_for_ever(launching, tmp_path):
+    async def test(launcher: LocalLauncher) -> None:
+        spec = HostSpec(0, 0, 1, (0,), "", b"")
+        await launcher.start(spec)
+        logs = [tmp_path / "logs" / f"{name}.log" for name in ("head", "template", spec.label)]
+        for log in logs:
+            with log.open("ab") as file:
+                file.truncate(MAX_BYTES + 1)
+        await until(lambda: all(log.stat().st_size <= MAX_BYTES for log in logs))
+
+    launching(test)

@@ -161,6 +161,7 @@ class LocalLauncher:
         self._log_dir = log_dir
         self._entry = entry
         self._logs: dict[str, HostLog] = {}
+        self._lasting_logs = [HostLog(log_dir, name) for name in ("head", "template")]
         self._running: set[LocalProcess] = set()
         self._groups: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -235,6 +236,8 @@ class LocalLauncher:
         self._reap_groups()
         for process in self._running:
             process.bound_log()
+        for log in self._lasting_logs:
+            log.bound()
         self._timer = None
         if self._running or self._groups:
             self._schedule()
