@@ -144,7 +144,9 @@ def run_file(runner: Runner, file: str, arguments: argparse.Namespace) -> None:
     results = arguments.results
     plain = Outcomes(results / f"{file}.plain.jsonl")
     through = Outcomes(results / f"{file}.regrow.jsonl")
-    tests = _sample(runner.collect(file), arguments.sample)
+    collected = runner.collect(file)
+    (results / f"{file}.collected").write_text(f"{len(collected)}\n")
+    tests = _sample([test for test in collected if _wanted(test, arguments)], arguments.sample)
     missing = [test for test in tests if test not in plain.read()]
     say(f"{file}: {len(tests)} tests, {len(missing)} to run on the CPU backend")
     runner.run(missing, PLAIN, plain)
@@ -155,7 +157,6 @@ def run_file(runner: Runner, file: str, arguments: argparse.Namespace) -> None:
         for test in tests
         if test in passed
         and (test not in known or (arguments.again and known[test]["outcome"] != "passed"))
-        and (not arguments.matching or arguments.matching in test)
     ]
     if not missing:
         return
@@ -170,6 +171,10 @@ def run_file(runner: Runner, file: str, arguments: argparse.Namespace) -> None:
         runner.run(missing, cluster.env, through)
 
 
+def _wanted(test: str, arguments: argparse.Namespace) -> bool:
+    return arguments.matching in test and not (arguments.without and arguments.without in test)
+
+
 def _sample(tests: list[str], count: int | None) -> list[str]:
     if count is None or len(tests) <= count:
         return tests
@@ -182,7 +187,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--jax-tests", type=Path, required=True, help="a checkout of JAX")
     parser.add_argument("--results", type=Path, required=True, help="a folder for the outcomes")
     parser.add_argument("--again", action="store_true", help="run again what failed through Regrow")
-    parser.add_argument("--matching", help="only tests with this in their name, through Regrow")
+    parser.add_argument("--matching", default="", help="only tests with this in their name")
+    parser.add_argument("--without", help="no tests with this in their name")
     parser.add_argument("--sample", type=int, help="of each file at most so many, evenly chosen")
     parser.add_argument("--per-process", type=int, default=60)
     parser.add_argument("--timeout", type=float, default=120.0, help="of a test, in seconds")

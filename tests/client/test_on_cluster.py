@@ -110,6 +110,45 @@ def test_connect(cluster: regrow.LocalCluster, python: Run, first: str) -> None:
     assert first == "import jax" or done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "jax.debug.inspect_array_sharding(v, callback=print)",
+        "partitioned(v)",
+    ],
+)
+def test_no_address_of_a_client_without_the_hooks_is_followed(
+    cluster: regrow.LocalCluster, python: Run, call: str
+) -> None:
+    code = f"""
+        import jax, jax._src.compiler as compiler, jax._src.interpreters.mlir as mlir
+        from jax.experimental.custom_partitioning import custom_partitioning
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        import numpy as np, regrow
+        stock = compiler.backend_compile_and_load, mlir.ModuleContext.add_keepalive
+        regrow.connect({cluster.target!r})
+        compiler.backend_compile_and_load, mlir.ModuleContext.add_keepalive = stock
+        partitioned = custom_partitioning(lambda v: v)
+        partitioned.def_partition(partition=None, sharding_rule="i -> i")
+        mesh = Mesh(np.array(jax.devices()), "x")
+        x = jax.device_put(np.arange(4.0), NamedSharding(mesh, P("x")))
+        def program(v):
+            made = {call}
+            return v if made is None else made
+        try:
+            jax.jit(program)(x)
+        except jax.errors.JaxRuntimeError as error:
+            print(error)
+        print(jax.jit(lambda v: v.sum())(x))
+    """
+    done = python("-c", textwrap.dedent(code))
+    assert done.returncode == 0, done.stderr
+    refusal, total = done.stdout.splitlines()
+    assert refusal.startswith("UNIMPLEMENTED: ")
+    assert "`regrow run`" in refusal
+    assert total == "6.0"
+
+
 def test_bootstrap(cluster: regrow.LocalCluster, python: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import jax; print(jax.device_count())")
     done = python(

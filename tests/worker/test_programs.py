@@ -21,8 +21,9 @@ from worker_rig import (
 from regrow.channel import commands as c
 from regrow.errors import Code, StatusError
 from regrow.worker.compiler import Compiler
+from regrow.worker.modules import Signature, parse_module
 from regrow.worker.platform import COPY_NOW, Domain
-from regrow.worker.programs import Program, Signature, compile_options, parse_module
+from regrow.worker.programs import Program, compile_options
 
 RELAY: Any = None  # no program here calls back
 

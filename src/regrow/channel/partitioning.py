@@ -3,15 +3,16 @@
     key         the client's own name for the function, as bytes
     counts      of arguments and of results, and whether the results are a tuple
     arguments   shapes, each as an array of that shape behind a dimension of 0
-    arguments   serialised shardings, empty where there is none
+    arguments   shardings, each as the bytes that `of_sharding` makes
     results     shapes
-    results     their serialised sharding, or empty
+    results     their sharding, likewise
 
-Imports numpy only: it also runs in the user's process.
+It also runs in the user's process.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,7 +25,7 @@ Shape: TypeAlias = "tuple[tuple[int, ...], np.dtype[Any]]"
 
 
 class Question(NamedTuple):
-    """Shapes are pairs of dimensions and element type, shardings serialised OpShardings."""
+    """Shapes are pairs of dimensions and element type, shardings bytes (see `of_sharding`)."""
 
     key: bytes
     shapes: Sequence[Shape] = ()
@@ -74,6 +75,22 @@ def from_arrays(arrays: Sequence[Array | None]) -> Question:
 def of_bytes(data: bytes) -> Array:
     """Bytes as an array."""
     return np.frombuffer(data, np.uint8)
+
+
+def of_sharding(sharding: Any) -> bytes:
+    """An HloSharding, or None, as bytes."""
+    # Behind a byte, because a replicated sharding is serialised as nothing.
+    return b"" if sharding is None else b"=" + bytes(sharding.to_proto().SerializeToString())
+
+
+def to_sharding(data: bytes) -> Any:
+    """The HloSharding in bytes, or None."""
+    if not data:
+        return None
+    xla_client: Any = importlib.import_module("jaxlib.xla_client")
+    proto = xla_client.OpSharding()
+    proto.ParseFromString(data[1:])
+    return xla_client.HloSharding.from_proto(proto)
 
 
 def _of_shape(shape: Shape) -> Array:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from regrow.client import arrays, backend, callbacks, crossing, tokens
+from regrow.client import analysis, arrays, backend, callbacks, crossing, tokens
 from regrow.client.notice import say
 from regrow.client.settings import PLATFORMS, Settings
 
@@ -17,6 +17,7 @@ _HOOKS: Final[tuple[tuple[str, Callable[[], None]], ...]] = (
     ("host callbacks inside jit", callbacks.install),
     ("NumPy arrays with negative or zero strides", arrays.install),
     ("copies of arrays to devices of another backend", crossing.install),
+    ("the estimated cost of a lowered program", analysis.install),
     ("ordered effects after a failed callback", tokens.install),
 )
 _installed = False

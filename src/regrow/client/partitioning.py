@@ -8,15 +8,17 @@ settings JAX looks at.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias, final
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from regrow.channel import partitioning
-from regrow.channel.partitioning import Question
+from regrow.channel.partitioning import Question, of_sharding, to_sharding
 from regrow.client.callhost import CallbackHost
 
 Function: TypeAlias = Callable[[Question], list[bytes]]
@@ -50,84 +52,90 @@ class Compilation:
 
     def run(self, compile_: Callable[[], Any]) -> Any:
         """Compiles on another thread, and answers on this one."""
-        outcome: list[Any] = []
+        compiled: Future[Any] = Future()
 
         def work() -> None:
-            try:
-                outcome.extend((compile_(), None))
-            except BaseException as error:  # noqa: BLE001 (raised again by who waits)
-                outcome.extend((None, error))
+            _settle(compiled, compile_)
             self._calls.put(None)
 
         try:
             threading.Thread(target=work, name="regrow-compile", daemon=True).start()
             while (call := self._calls.get()) is not None:
-                call.answer()
+                _settle(call.answer, call.ask)
+            return compiled.result()
         finally:
             self._host.forget(self.token)
-        compiled, error = outcome
-        if error is not None:
-            raise error
-        return compiled
+            while not self._calls.empty():
+                late = self._calls.get()
+                if late is not None:
+                    late.answer.cancel()
 
     def _handed(self, function: Function) -> Callable[..., Sequence[Any]]:
         def handed(*arrays: Any) -> Sequence[Any]:
-            call = _Call(function, partitioning.from_arrays(arrays))
+            question = partitioning.from_arrays(arrays)
+            call = _Call(Future(), functools.partial(function, question))
             self._calls.put(call)
-            return [partitioning.of_bytes(item) for item in call.wait()]
+            return [partitioning.of_bytes(item) for item in call.answer.result()]
 
         return handed
 
 
-@final
-class _Call:
-    """A function that is to be called by another thread."""
+class _Call(NamedTuple):
+    """A question that is to be answered by another thread."""
 
-    def __init__(self, function: Function, question: Question) -> None:
-        self._function = function
-        self._question = question
-        self._answer: queue.SimpleQueue[list[bytes] | BaseException] = queue.SimpleQueue()
+    answer: Future[list[bytes]]
+    ask: Callable[[], list[bytes]]
 
-    def answer(self) -> None:
-        try:
-            self._answer.put(self._function(self._question))
-        except Exception as error:  # noqa: BLE001 (raised by who waits)
-            self._answer.put(error)
 
-    def wait(self) -> list[bytes]:
-        answer = self._answer.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+def _settle(future: Future[Any], function: Callable[[], Any]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
 
 
 def _propagate(question: Question) -> list[bytes]:
     told = _stock()._custom_partitioning_propagate_user_sharding(
-        _sharding(question.result_sharding), _result_shape(question), question.key
+        to_sharding(question.result_sharding), _result_shape(question), question.key
     )
-    return [_bytes_of(told)]
+    return [of_sharding(told)]
 
 
 def _partition(question: Question) -> list[bytes]:
     program, arguments, result = _stock()._custom_partitioning_partition(
         *_arguments(question),
         _result_shape(question),
-        _sharding(question.result_sharding),
+        to_sharding(question.result_sharding),
         question.key,
     )
-    return [bytes(program), *map(_bytes_of, arguments), _bytes_of(result)]
+    return [_artifact(program), *map(of_sharding, arguments), of_sharding(result)]
 
 
 def _infer(question: Question) -> list[bytes]:
     told = _stock()._custom_partitioning_infer_sharding_from_operands(
         *_arguments(question), _result_shape(question), question.key
     )
-    return [] if told is None else [_bytes_of(told)]
+    return [of_sharding(told)]
 
 
 def _inspect(question: Question) -> list[bytes]:
-    _inspectors[question.key](_sharding(question.result_sharding))
+    _inspectors[question.key](to_sharding(question.result_sharding))
     return []
+
+
+def _artifact(program: bytes) -> bytes:
+    """A program that another version of jaxlib can read, too."""
+    mlir: Any = importlib.import_module("jax._src.interpreters.mlir")
+    stablehlo: Any = importlib.import_module("jax._src.lib.mlir.dialects").hlo
+    version = stablehlo.get_version_from_compatibility_requirement(
+        stablehlo.StablehloCompatibilityRequirement.WEEK_4
+    )
+    with mlir.make_ir_context():
+        module = mlir.ir.Module.parse(program)
+        jaxlib: Any = importlib.import_module("jaxlib._jax")
+        return bytes(jaxlib.mlir.serialize_portable_artifact(module, version, True))
 
 
 def _stock() -> Any:
@@ -139,7 +147,7 @@ def _xla_client() -> Any:
 
 
 def _arguments(question: Question) -> tuple[list[Any], list[Any]]:
-    return [*map(_shape, question.shapes)], [*map(_sharding, question.shardings)]
+    return [*map(_shape, question.shapes)], [*map(to_sharding, question.shardings)]
 
 
 def _result_shape(question: Question) -> Any:
@@ -150,15 +158,3 @@ def _result_shape(question: Question) -> Any:
 def _shape(shape: partitioning.Shape) -> Any:
     dims, dtype = shape
     return _xla_client().Shape.array_shape(dtype, dims)
-
-
-def _sharding(serialized: bytes) -> Any:
-    if not serialized:
-        return None
-    proto = _xla_client().OpSharding()
-    proto.ParseFromString(serialized)
-    return _xla_client().HloSharding.from_proto(proto)
-
-
-def _bytes_of(sharding: Any) -> bytes:
-    return bytes(sharding.to_proto().SerializeToString())

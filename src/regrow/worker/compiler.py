@@ -21,14 +21,11 @@ from regrow.channel import rgcb
 from regrow.errors import Code, StatusError
 from regrow.wire.status import from_exception
 from regrow.worker.callbacks import CallbackRelay, user_error
+from regrow.worker.custom_calls import custom_calls, refuse_pointers
+from regrow.worker.modules import Signature, parse_module
 from regrow.worker.partitioning import RemotePartitioning
 from regrow.worker.platform import make_home_client
-from regrow.worker.programs import (
-    Signature,
-    compile_options,
-    parse_module,
-    refuse_pointers,
-)
+from regrow.worker.programs import compile_options
 
 log = logging.getLogger(__name__)
 
@@ -91,21 +88,24 @@ class Compiler:
                 assert isinstance(command, c.Describe)
                 answer = self._describe(command)
         except Exception as error:  # noqa: BLE001 - told to the client
-            status = user_error(error) or from_exception(error)
+            status = error if isinstance(error, StatusError) else user_error(error)
+            status = status or from_exception(error)
             self.report(c.Failed(command.rid, int(status.code), status.message, 0))
         else:
             self.report(c.Reply(command.rid, answer))
 
     def _compile(self, command: c.Compile) -> dict[str, Any]:
         module = parse_module(command.program)
-        refuse_pointers(command.program, module)
+        calls = custom_calls(module)
+        refuse_pointers(calls, command.callbacks)
         signature = Signature(module)
         options = self._options(command.options)
         if command.spans:
             debug = options.executable_build_options.debug_options
             passes = [debug.xla_disable_hlo_passes] if debug.xla_disable_hlo_passes else []
             debug.xla_disable_hlo_passes = ",".join([*passes, _PASSES_OFF])
-        with self._partitioning.taking_part(command.program, module, command.callbacks):
+        client = rgcb.partitioning_of(command.program)
+        with self._partitioning.taking_part(client, calls, command.callbacks):
             loaded = self._load(command, module, options)
         blob = b"" if command.callbacks else self._client.serialize_executable(loaded)
         with self._lock:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, final
 
@@ -17,21 +19,28 @@ from jaxlib import xla_client as xc
 from jaxlib.mlir import ir
 
 from regrow.channel import partitioning, rgcb, values
-from regrow.channel.partitioning import Question
+from regrow.channel.partitioning import Question, of_sharding, to_sharding
 from regrow.errors import Code, StatusError
 from regrow.worker.callbacks import CallbackRelay, HostCallbackError
+from regrow.worker.custom_calls import CustomCall, custom_calls, refuse_pointers
+from regrow.worker.modules import parse_module
 
 _PARTITION: Final = "CustomSPMDPartitioning"
 _INSPECT: Final = "InspectSharding"
 # XLA keeps the first functions of a name, and JAX's own are there already.
 _REMOTE: Final = "RegrowSPMDPartitioning"
+_TARGETS: Final = (_PARTITION, _INSPECT, _REMOTE)
 _KEY: Final = re.compile(rb"([0-9a-f]{16}):([0-9]{1,18}):(.*)", re.DOTALL)
-
 
 _NOBODYS: Final = StatusError(
     Code.UNIMPLEMENTED,
     "this program has functions of its own process take part in its compilation, which works in "
     "clients that `regrow run` or `regrow.connect` has started",
+)
+_NESTED: Final = StatusError(
+    Code.UNIMPLEMENTED,
+    "the program of a shard, as custom_partitioning makes it, cannot have functions of its own that "
+    "take part in a compilation",
 )
 _TWICE: Final = StatusError(
     Code.UNIMPLEMENTED, "custom_partitioning in a program with host callbacks is not supported"
@@ -46,33 +55,11 @@ class _Owner(NamedTuple):
     key: bytes
 
 
-@contextlib.contextmanager
-def unheard(program: bytes, module: Any) -> Iterator[None]:
+def silence(module: Any) -> None:
     """Prepares a module that is compiled once more: its client has heard all it wanted to hear."""
-    with _replaced(program, module, lambda name, key: _encoded(_ignore)):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(
-    program: bytes, module: Any, config_of: Callable[[str, bytes], bytes]
-) -> Iterator[None]:
-    """Gives the calls of a client's functions another configuration, made of their name and key."""
-    if any(name.encode() in program for name in (_PARTITION, _INSPECT)):
-        with module.context:
-            module.operation.walk(functools.partial(_replace, config_of))
-    yield
-
-
-def _replace(config_of: Callable[[str, bytes], bytes], op: Any) -> ir.WalkResult:
-    if op.name == "stablehlo.custom_call":
-        name = str(ir.StringAttr(op.attributes["call_target_name"]).value)
-        if name in (_PARTITION, _INSPECT):
-            key = ir.StringAttr(op.attributes["backend_config"]).value_bytes
-            op.attributes["backend_config"] = ir.StringAttr.get(config_of(name, key))
-            if name == _PARTITION:
-                op.attributes["call_target_name"] = ir.StringAttr.get(_REMOTE)
-    return ir.WalkResult.ADVANCE
+    for call in custom_calls(module):
+        if call.target == _INSPECT:
+            call.change(_INSPECT, _encoded(_ignore))
 
 
 def _encoded(handler: Callable[[Any], None]) -> bytes:
@@ -91,46 +78,58 @@ class RemotePartitioning:
     def __init__(self, relay: CallbackRelay) -> None:
         self._relay = relay
         self._registered = False
+        self._registering = threading.Lock()
 
     @contextlib.contextmanager
-    def taking_part(self, program: bytes, module: Any, callbacks: int) -> Iterator[None]:
-        """Prepares the module of a serialised program; it is to be compiled inside the block.
+    def taking_part(
+        self, client: rgcb.ProgramCallbacks | None, calls: Sequence[CustomCall], callbacks: int
+    ) -> Iterator[None]:
+        """Prepares the custom calls of a program, which is to be compiled inside the block.
+
+        Args:
+            client: Whose functions they are, if the program tells.
+            calls: All custom calls of the program.
+            callbacks: How many host callbacks it has.
 
         Raises:
             StatusError: The client has not said whose the functions are, or the program also has
                 host callbacks, so that each host compiles it for itself.
         """
-        whose = rgcb.partitioning_of(program)
-        handlers: list[Any] = []
-
-        def config_of(name: str, key: bytes) -> bytes:
-            if whose is None:
+        inspectors: list[Any] = []  # XLA knows them by their address only.
+        for call in calls:
+            if call.target not in _TARGETS:
+                continue
+            if client is None or call.target == _REMOTE:
                 raise _NOBODYS
-            if name == _PARTITION:
-                if callbacks:
-                    raise _TWICE
-                return f"{whose.nonce}:{whose.token}:".encode() + key
-            owner = _Owner(whose.nonce, whose.token, key)
-            handlers.append(functools.partial(self._inspect, owner))
-            return _encoded(handlers[-1])
+            key = b"" if call.config is None else ir.StringAttr(call.config).value_bytes
+            if call.target == _INSPECT:
+                owner = _Owner(client.nonce, client.token, key)
+                inspectors.append(functools.partial(self._inspect, owner))
+                call.change(_INSPECT, _encoded(inspectors[-1]))
+            elif callbacks:
+                raise _TWICE
+            else:
+                self._register()
+                call.change(_REMOTE, f"{client.nonce}:{client.token}:".encode() + key)
+        yield
 
-        if whose is not None and not self._registered:
-            self._registered = True
-            xc.register_custom_call_partitioner(
-                _REMOTE, self._propagate, self._partition, self._infer, True
-            )
-        with _replaced(program, module, config_of):
-            yield
+    def _register(self) -> None:
+        with self._registering:
+            if not self._registered:
+                self._registered = True
+                xc.register_custom_call_partitioner(
+                    _REMOTE, self._propagate, self._partition, self._infer, True
+                )
 
     # --- what XLA calls ---
 
     def _inspect(self, owner: _Owner, sharding: Any) -> None:
-        self._ask(owner, rgcb.INSPECT, Question(owner.key, result_sharding=_bytes_of(sharding)))
+        self._ask(owner, rgcb.INSPECT, Question(owner.key, result_sharding=of_sharding(sharding)))
 
     def _propagate(self, sharding: Any, shape: Any, config: bytes) -> Any:
         owner = _owner(config)
         question = Question(owner.key, **_results(shape, sharding))
-        return _sharding(self._ask(owner, rgcb.PROPAGATE, question)[0])
+        return to_sharding(self._ask(owner, rgcb.PROPAGATE, question)[0])
 
     def _partition(
         self,
@@ -141,20 +140,19 @@ class RemotePartitioning:
         config: bytes,
     ) -> tuple[bytes, list[Any], Any]:
         owner = _owner(config)
-        given = [*map(_shape, shapes)], [*map(_bytes_of, shardings)]
+        given = [*map(_shape, shapes)], [*map(of_sharding, shardings)]
         question = Question(owner.key, *given, **_results(result_shape, result_sharding))
         program, *told = self._ask(owner, rgcb.PARTITION, question)
-        *arguments, result = map(_sharding, told)
-        return program, arguments, result
+        *arguments, result = map(to_sharding, told)
+        return _shard_program(program), arguments, result
 
     def _infer(
         self, shapes: Sequence[Any], shardings: Sequence[Any], result_shape: Any, config: bytes
     ) -> Any:
         owner = _owner(config)
-        given = [*map(_shape, shapes)], [*map(_bytes_of, shardings)]
+        given = [*map(_shape, shapes)], [*map(of_sharding, shardings)]
         question = Question(owner.key, *given, **_results(result_shape, None))
-        told = self._ask(owner, rgcb.INFER, question)
-        return _sharding(told[0]) if told else None
+        return to_sharding(self._ask(owner, rgcb.INFER, question)[0])
 
     def _ask(self, owner: _Owner, function: int, question: Question) -> list[bytes]:
         payload = b"".join(values.encode(partitioning.to_arrays(question)))
@@ -164,6 +162,25 @@ class RemotePartitioning:
         if isinstance(answer, tuple):
             raise HostCallbackError(*answer)
         return [b"" if value is None else value.tobytes() for value in values.decode(answer)]
+
+
+def _shard_program(artifact: bytes) -> bytes:
+    """A client's program for one shard, as XLA takes it.
+
+    Raises:
+        HostCallbackError: It has calls that are refused, or cannot be read.
+    """
+    try:
+        module = parse_module(artifact)
+        calls = custom_calls(module)
+        refuse_pointers(calls, 0)
+        if any(call.target in _TARGETS for call in calls):
+            raise _NESTED
+    except StatusError as error:
+        raise HostCallbackError(error.code, error.message) from None
+    bytecode = io.BytesIO()
+    module.operation.write_bytecode(bytecode)
+    return bytecode.getvalue()
 
 
 def _owner(config: bytes) -> _Owner:
@@ -182,15 +199,5 @@ def _results(shape: Any, sharding: Any) -> dict[str, Any]:
     return {
         "result_shapes": [_shape(one) for one in (shape.tuple_shapes() if tupled else [shape])],
         "tupled": tupled,
-        "result_sharding": _bytes_of(sharding),
+        "result_sharding": of_sharding(sharding),
     }
-
-
-def _bytes_of(sharding: Any) -> bytes:
-    return b"" if sharding is None else bytes(sharding.to_proto().SerializeToString())
-
-
-def _sharding(serialized: bytes) -> Any:
-    proto = xc.OpSharding()
-    proto.ParseFromString(serialized)
-    return xc.HloSharding.from_proto(proto)

@@ -416,11 +416,71 @@ def what_cannot_be_done_is_refused_in_one_line() -> None:
         return
     from jax.experimental.buffer_callback import buffer_callback
 
+    sine = partitioned_by_hand(jnp.sin)
+
+    def sine_and_callback(v: Any) -> Any:
+        jax.debug.callback(lambda total: None, v.sum())
+        return sine(v)
+
     hand_over = buffer_callback(lambda context, out, a: None, like(X))
-    text = error_of(lambda: jax.jit(hand_over)(X))
-    assert text.startswith("UNIMPLEMENTED"), text
-    assert "buffer_callback" in text, text
-    assert "\n" not in text, text
+    for function, argument, name in (
+        (hand_over, X, "buffer_callback"),
+        (sine_and_callback, jax.device_put(np.arange(float(N)), SPLIT), "custom_partitioning"),
+    ):
+        text = error_of(lambda f=function, a=argument: jax.jit(f)(a))
+        assert text.startswith("UNIMPLEMENTED"), text
+        assert name in text, text
+        assert "\n" not in text, text
+
+
+def partitioned_by_hand(function: Callable[[Any], Any]) -> Any:
+    """An elementwise function of vectors, with a partitioning of its own."""
+    from jax.experimental.custom_partitioning import custom_partitioning
+
+    made = custom_partitioning(function)
+    made.def_partition(
+        partition=lambda mesh, args, result: (
+            mesh,
+            function,
+            result.sharding,
+            (args[0].sharding,),
+        ),
+        sharding_rule="i -> i",
+    )
+    return made
+
+
+@case
+def functions_that_take_part_in_a_compilation() -> None:
+    seen: list[Any] = []
+    y = jax.device_put(np.arange(float(N)), SPLIT)
+    sine = partitioned_by_hand(jnp.sin)
+
+    def inspected(v: Any) -> Any:
+        jax.debug.inspect_array_sharding(v, callback=seen.append)
+        return sine(v)
+
+    assert np.allclose(jax.jit(inspected)(y), np.sin(np.arange(float(N))))
+    assert [sharding.spec for sharding in seen] == [SPLIT.spec]
+    replicated = jax.device_put(y, WHOLE)
+    jax.jit(lambda v: (jax.debug.inspect_array_sharding(v, callback=seen.append), v))(replicated)
+    assert seen.pop().is_fully_replicated
+    # Nobody holds the functions but the lowered program.
+    lowered = jax.jit(lambda v: inspected(v) + 1).lower(y)
+    gc.collect()
+    lowered.compile()
+    assert len(seen) == 2
+
+    def refuse(_: Any) -> Any:
+        raise ValueError("not that way")
+
+    def refused(v: Any) -> Any:
+        jax.debug.inspect_array_sharding(v, callback=refuse)
+        return v + 1
+
+    text = error_of(lambda: jax.jit(refused)(y))
+    assert "not that way" in text, text
+    assert not ON_CLUSTER or "INTERNAL" not in text, text
 
 
 @case

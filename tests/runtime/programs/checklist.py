@@ -300,7 +300,9 @@ def control_flow_and_numerics() -> None:
 @case
 def what_is_known_of_a_program() -> None:
     for x in (jnp.ones((8, 8)), jax.device_put(TABLE, GRID)):
-        compiled = jax.jit(lambda v: v @ v).lower(x).compile()
+        lowered = jax.jit(lambda v: v @ v).lower(x)
+        assert lowered.cost_analysis()["flops"] > 0
+        compiled = lowered.compile()
         costs = compiled.cost_analysis()
         assert costs["flops"] > 0, costs
         memory = compiled.memory_analysis()
@@ -353,6 +355,19 @@ def functions_that_take_part_in_a_compilation() -> None:
     same(first, TABLE * 3)
     same(second, TABLE[0])
     assert first.sharding == GRID
+
+    @custom_partitioning
+    def total(v: Any) -> Any:
+        return v.sum()
+
+    def by_parts(mesh: Mesh, args: Any, result: Any) -> Any:
+        def lowered(v: Any) -> Any:
+            return jax.lax.psum(v.sum(), mesh.axis_names)
+
+        return mesh, lowered, NamedSharding(mesh, P()), (args[0].sharding,)
+
+    total.def_partition(partition=by_parts, sharding_rule="i j -> ")
+    same(jax.jit(total)(x), TABLE.sum())
 
     @custom_partitioning
     def fails(v: Any) -> Any:
