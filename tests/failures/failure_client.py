@@ -44,6 +44,8 @@ class Cluster:
         self.plus_one = jax.jit(lambda x: x + 1)
         self.long = jax.jit(_long)
         self.donating = jax.jit(lambda x, y: x + y.sum(), donate_argnums=0)
+        # XLA runs one this small inline: the call that launches it waits for the other slices.
+        self.small = jax.jit(lambda x: x[0, 0, 0] + x[-1, -1, -1])
         self._sums: dict[tuple[int, ...], Any] = {}
 
     def mesh(self, slices: Sequence[int]) -> Mesh:
@@ -84,6 +86,17 @@ def _sums(x: jax.Array) -> jax.Array:
     for _ in range(8):
         x = x + jax.lax.psum(x, ("replica", "model"))
     return x
+
+
+def _bad_solve(triangle: jax.Array, right: jax.Array) -> jax.Array:
+    solve = jax.ffi.ffi_call(
+        "lapack_strsm_ffi",
+        jax.ShapeDtypeStruct(right.shape, right.dtype),
+        input_layouts=[(0, 1), (0, 1)],
+        output_layouts=(0, 1),
+    )
+    how = {"side": "L", "uplo": "U", "trans_x": "N", "diag": "N"}
+    return solve(triangle, right, **{name: np.uint8(ord(value)) for name, value in how.items()})
 
 
 # --- what a client may be doing when a fault comes ---
@@ -206,9 +219,9 @@ class Activities:
 
         def once() -> None:
             outs.clear()
-            outs.extend(sums(array) for _ in range(4))
+            outs.extend(step(array) for _ in range(4) for step in (sums, self.cluster.small))
             given = self.cluster.some(slices)
-            outs.append(self.cluster.donating(given, outs[-1]))
+            outs.append(self.cluster.donating(given, outs[-2]))
             assert given.is_deleted()
             jax.block_until_ready(outs)
 
@@ -307,7 +320,7 @@ class Driver:
         self.activity: Activity | None = None
         self.kept: dict[int, list[jax.Array]] = {}
         self.expected: dict[int, np.ndarray[Any, Any]] = {}
-        self.crash: threading.Thread | None = None
+        self.crashed: list[str] = []
 
     def arm(self) -> None:
         """Makes arrays on every slice, in both memories."""
@@ -327,7 +340,10 @@ class Driver:
     def end(self, more: int | None = None) -> dict[str, Any]:
         """How the activity ended."""
         assert self.activity is not None
-        self.activity.end(more)
+        try:
+            self.activity.end(more)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; what was to abort told {self.crashed}") from None
         ended = self.activity
         return {"error": ended.error, "ended_at": ended.ended_at, "rounds": ended.rounds}
 
@@ -373,15 +389,19 @@ class Driver:
         self._work(sorted(self.cluster.slices))
 
     def abort(self, victim: int) -> None:
-        """Runs a custom call on a slice that crashes the process which executes it."""
-        array = self.cluster.put([victim], P(), np.ones(4, np.float32))
-        bad = jax.jit(
-            lambda x: jax.ffi.ffi_call(
-                "xla_ffi_python_cpu_callback", jax.ShapeDtypeStruct((4,), jnp.float32)
-            )(x, index=np.uint64(77))
-        )
-        self.crash = threading.Thread(target=_raised, args=(lambda: bad(array),), daemon=True)
-        self.crash.start()
+        """Runs a custom call on a slice that crashes the process which executes it.
+
+        The solver takes the triangle to be as large as the right side, which is far more memory than
+        there is behind it.
+        """
+        small = self.cluster.put([victim], P(), np.ones((1, 1), np.float32))
+        large = self.cluster.put([victim], P(), np.ones((1 << 16, 1), np.float32))
+        self.crashed = []
+
+        def crash() -> None:
+            self.crashed.append(_raised(lambda: jax.jit(_bad_solve)(small, large)))
+
+        threading.Thread(target=crash, daemon=True).start()
 
     def fill(self, victim: int, size: int) -> None:
         """Keeps so many bytes on a slice."""

@@ -92,6 +92,26 @@ def test_a_dead_slice_is_seen_at_once(rig: Rig) -> None:
         assert statistics.median(times) < SEEN_S
 
 
+def test_losses_leave_no_threads_behind(rig: Rig) -> None:
+    def threads() -> int:
+        return psutil.Process(rig.pids(0)[0]).num_threads()
+
+    def lose() -> None:
+        rig.client.do("begin", phase="collective", victim=1)
+        rig.signal(1, SIGKILL)
+        rig.client.do("end")
+        rig.ready()
+        rig.client.do("returned", slices=[1])
+
+    rig.client.do("arm")
+    lose()
+    # The client of an epoch that has ended is kept for some seconds.
+    most = threads()
+    for _ in range(3):
+        lose()
+    wait_until(lambda: threads() <= most, 60)
+
+
 def test_a_hung_slice_is_seen_after_its_deadline_and_fenced(rig: Rig) -> None:
     pids = rig.pids(1)
     rig.client.do("arm")

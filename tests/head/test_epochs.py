@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from head_world import World, run
@@ -10,7 +11,7 @@ from head_world import World, run
 from regrow.channel import commands as c
 from regrow.errors import Code, SliceLostError, StatusError
 
-TRANSPORT = "gloo/transport/tcp/pair.cc:547 Connection closed by peer [127.0.0.1]:3456"
+TRANSPORT = "Gloo all-reduce failed: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 OWN = StatusError(Code.INVALID_ARGUMENT, "the program's own error about a connection")
 
 
@@ -120,7 +121,7 @@ def test_without_a_coordinator_the_epoch_fails_and_the_next_one_works() -> None:
         assert fail_epochs(world, 0)
         epochs = world.runtime.epochs
         broken = epochs.covering((0, 1))
-        verdicts = judge(world, broken, "could not join epoch 2: the address did not come")
+        verdicts = judge(world, broken, "epoch 2 was not formed in time")
         await world.settle()
         assert [error.code for error in verdicts.all] == [Code.DATA_LOSS]
         assert "all of them live" in verdicts.all[0].message
@@ -156,9 +157,77 @@ def test_all_hosts_answer_so_a_programs_own_error_is_told_as_it_is() -> None:
     run(main)
 
 
+def reported(world: World, *report: Any) -> list[c.FailEpoch]:
+    """What the first host is told after a report of the second."""
+    world.runtime.report(world.hosts[1].link, c.EpochBroken(*report))
+    return fail_epochs(world, 0)
+
+
+def test_a_programs_own_error_ends_it_everywhere_and_nothing_else() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        # It says what a link would say, but the host knows whose it is.
+        reported(world, 1, 7, f"my text: {TRANSPORT}", Code.INVALID_ARGUMENT)
+        await world.settle()
+        (failed,) = fail_epochs(world, 0)
+        own = (failed.launch, failed.code, failed.own)
+        assert own == (7, Code.INVALID_ARGUMENT, f"my text: {TRANSPORT}")
+        assert failed.message.startswith("slice 0 gave up its collective links")
+        # The links that are cut thereupon fail under the same program.
+        cut = judge(world, 1)
+        assert [(e.code, e.message) for e in cut.all] == [(Code.INVALID_ARGUMENT, failed.own)]
+
+    run(main)
+
+
+def test_which_program_failed_may_be_told_later() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        judge(world, 1, OWN.message)
+        reported(world, 1, 7, OWN.message, OWN.code)
+        await world.settle()
+        (failed,) = fail_epochs(world, 0)
+        assert (failed.launch, failed.code, failed.own) == (7, OWN.code, OWN.message)
+
+    run(main)
+
+
+def test_links_that_broke_have_no_program_of_their_own() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        reported(world, 1, 7, TRANSPORT)
+        await world.settle()
+        (failed,) = fail_epochs(world, 0)
+        assert (failed.launch, failed.code, failed.own) == (0, 0, "")
+        assert failed.message.startswith("slice 0 lost its collective links")
+
+    run(main)
+
+
+def test_an_argument_that_was_lost_before_tells_of_that_loss() -> None:
+    async def main(world: World) -> None:
+        await world.settle()
+        epochs = world.runtime.epochs
+        lost = world.lose(2)
+        assert epochs.covering((0, 1)) == 2
+        await world.settle()
+        reported(world, 2, 7, TRANSPORT, Code.UNKNOWN, 1)
+        await world.settle()
+        failed = fail_epochs(world, 0)[-1]
+        assert (failed.epoch, failed.launch, failed.code) == (2, 7, Code.DATA_LOSS)
+        assert failed.own == lost.message
+
+    run(main, slices=3)
+
+
 @pytest.mark.parametrize(
     "text",
-    [TRANSPORT, "Gloo all-reduce failed", "GetKeyValue() timed out", "could not join epoch 1"],
+    [
+        TRANSPORT,
+        "Gloo ReduceScatter timed out: x",
+        "Error dispatching computation: Gloo AllGather failed: x",
+        "Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out",
+    ],
 )
 def test_all_hosts_answer_so_a_transports_error_is_a_broken_link(text: str) -> None:
     async def main(world: World) -> None:
@@ -207,7 +276,7 @@ def test_the_verdict_stands_for_whoever_asks_later() -> None:
     async def main(world: World) -> None:
         await world.settle()
         first = judge(world, 1)
-        world.runtime.epochs.broken(1, "the same, from another host")
+        world.runtime.epochs.broken(c.EpochBroken(1, 5, "the same, from another host"))
         await world.settle()
         late = judge(world, 1, "some other text of it")
         assert late.all == first.all
@@ -317,7 +386,8 @@ def test_an_epoch_that_nobody_remembers() -> None:
         verdicts = Verdicts()
         world.runtime.epochs.judge(99, OWN, verdicts)
         assert verdicts.all == [OWN]
-        world.runtime.epochs.broken(99, TRANSPORT)
+        assert judge(world, 99).all[0].code is Code.DATA_LOSS
+        world.runtime.epochs.broken(c.EpochBroken(99, 0, TRANSPORT))
         world.runtime.epochs.formed(99, 0, 1)
 
     run(main)

@@ -245,6 +245,28 @@ def test_commands_and_reports(tmp_path: Path) -> None:
     run(tmp_path, main, slices=1)
 
 
+def test_a_report_that_cannot_be_handled_costs_only_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(bench: Bench) -> None:
+        (process,) = await bench.come_up(0)
+        _, _, (link,) = bench.ups[0]
+        report = bench.report
+
+        def refuse(link: Link, command: Any) -> None:
+            if command == c.Released((5,)):
+                raise LookupError("a fault of the head")
+            report(link, command)
+
+        bench.report = refuse  # type: ignore[method-assign]
+        assert process.channel is not None
+        process.channel.send(c.pack_all([c.Released((5,)), c.Released((6,))]))
+        await until(lambda: (link, c.Released((6,))) in bench.reports, "the second report")
+        assert "a fault of the head" in caplog.text
+
+    run(tmp_path, main, slices=1)
+
+
 def test_reports_of_a_slice_that_is_not_up_are_not_told(tmp_path: Path) -> None:
     async def main(bench: Bench) -> None:
         (process,) = await bench.started(0)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from regrow.channel import commands as c
 from regrow.channel.arena import Arena, ArenaView
-from regrow.errors import Code, SliceLostError, StatusError
+from regrow.errors import Code, ResourceError, SliceLostError, StatusError
+from regrow.head import links
 from regrow.head.links import Lease, Link, gather, unknown
 
 LOSS = SliceLostError(1, 1, "SIGKILL (signal 9)")
@@ -211,3 +212,44 @@ def test_an_unknown_handle_is_the_users_own_fault() -> None:
     with pytest.raises(StatusError, match="array handle 5 is not known") as caught:
         raise unknown("array handle 5")
     assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+def test_more_than_a_message_may_hold_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MAX_PAYLOAD_BYTES", 40)
+
+    async def main(link: Link, channel: Recorder) -> None:
+        commands = [c.CallbackResult(call, b"x" * 10) for call in range(5)]
+        for command in commands:
+            link.send(command)
+        with pytest.raises(ResourceError, match="a message to slice 1 host 0"):
+            link.send(c.CallbackResult(5, b"x" * 50))
+        answer = Answer()
+        with pytest.raises(ResourceError):
+            link.ask(lambda rid: c.Ready(rid, list(range(1000, 1100))), answer)
+        assert not link.waiting
+        await asyncio.sleep(0)
+        assert channel.commands == commands
+        assert len(channel.payloads) > 1
+
+    run(main)
+
+
+def test_a_process_that_is_far_behind_gets_its_commands_later() -> None:
+    async def main(link: Link, channel: Recorder) -> None:
+        send, refusals = channel.send, [ResourceError("messages", 2, 1)] * 2
+
+        def full(payload: Any) -> None:
+            if refusals:
+                raise refusals.pop()
+            send(payload)
+
+        channel.send = full  # type: ignore[method-assign]
+        link.send(c.Ping(1))
+        await asyncio.sleep(0)
+        link.send(c.Ping(2))
+        for _ in range(500):
+            if len(channel.commands) < 2:
+                await asyncio.sleep(0.01)
+        assert channel.commands == [c.Ping(1), c.Ping(2)]
+
+    run(main)

@@ -64,9 +64,20 @@ def put(rig: HostRig, index: int, aid: int, values: list[float]) -> Any:
     return None
 
 
-def execute(rig: HostRig, index: int, launch: int, program: int, args: Any, outs: Any) -> Any:
-    rig.tell(c.Execute(launch, program, args, outs, 0))
+def execute(
+    rig: HostRig, index: int, launch: int, program: int, args: Any, outs: Any, status: int = 0
+) -> Any:
+    rig.tell(c.Execute(launch, program, args, outs, status))
     return None
+
+
+def copy(rig: HostRig, index: int, aid: int, source: int) -> Any:
+    rig.tell(c.Copy(aid, [(source, 0)], [index], "pinned_host"))
+    return None
+
+
+def ask_ready(rig: HostRig, index: int, aid: int) -> int:
+    return rig.asked(lambda rid: c.Ready(rid, [aid]))
 
 
 def get(rig: HostRig, index: int, aid: int) -> Any:
@@ -96,6 +107,8 @@ _ACTS = {
     "load": load,
     "put": put,
     "execute": execute,
+    "copy": copy,
+    "ask_ready": ask_ready,
     "get": get,
     "ask": ask,
     "answer": answer,

@@ -290,3 +290,18 @@ def test_many_threads_of_work(memory: Memory, compiler: Compiler) -> None:
     for thread in threads:
         thread.join(10)
     host.close()
+
+
+def test_what_is_done_at_once_and_fails_costs_only_itself(
+    host: HostRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    aid = host.aid()
+    shard = c.HostShard(4, 0, (4,), None)
+    host.tell(
+        c.Segment(99, "/nowhere/at/all", 64),
+        c.Put(aid, F32, ONES.tobytes(), (shard,), "device", False, 0, False),
+        c.Ping(5),
+    )
+    assert host.floats(aid) == [1, 1, 1, 1]
+    assert host.reports.of(c.Pong) == [c.Pong(5, 0)]
+    assert "Segment" in caplog.text

@@ -178,11 +178,18 @@ class EpochAddress(NamedTuple):
 
 
 class FailEpoch(NamedTuple):
-    """End an epoch at once: poison what is in flight and cut its collective links."""
+    """End an epoch at once: poison what is in flight and cut its collective links.
+
+    Where a program failed by itself, its `launch` (0: whichever is in flight) ends with its `own` text
+    and `code` everywhere; what else is in flight ends with `message`.
+    """
 
     epoch: int
     message: str
     ports: Sequence[int]
+    launch: int = 0
+    code: int = 0
+    own: str = ""
 
 
 class Adopt(NamedTuple):
@@ -304,11 +311,17 @@ class EpochFormed(NamedTuple):
 
 
 class EpochBroken(NamedTuple):
-    """A program of this epoch failed here, or the epoch could not be formed."""
+    """A program of this epoch failed here, or the epoch could not be formed (then `launch` is 0).
+
+    `code` is 0 unless the error is the program's own for certain. `cause` is the epoch whose failure
+    the error tells of, where that is another one: then an argument was lost with it.
+    """
 
     epoch: int
     launch: int
     message: str
+    code: int = 0
+    cause: int = 0
 
 
 class Callback(NamedTuple):

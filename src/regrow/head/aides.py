@@ -84,21 +84,26 @@ class Aide:
 
     def _payload(self, link: Link, data: bytes | memoryview) -> None:
         for command in c.unpack(data):
-            match command:
-                case c.Up():
-                    self.link = link
-                    self._failures = 0
-                    self.on_up()
-                case c.Reply():
-                    link.answered(command.rid, None, command.value)
-                case c.Failed():
-                    link.answered(
-                        command.rid, StatusError(Code(command.code), command.message), None
-                    )
-                case c.Callback() if self.on_call is not None:
-                    self.on_call(link, command)
-                case _:
-                    log.debug("the %s sent %s", self.role, type(command).__name__)
+            try:
+                self._report(link, command)
+            except Exception:  # Others may wait for the answers behind this one.
+                log.exception("%s of the %s", type(command).__name__, self.role)
+
+    def _report(self, link: Link, command: Any) -> None:
+        match command:
+            case c.Up():
+                self.link = link
+                self._failures = 0
+                self.on_up()
+            case c.Reply():
+                link.answered(command.rid, None, command.value)
+            case c.Failed():
+                error = StatusError(Code(command.code), command.message)
+                link.answered(command.rid, error, None)
+            case c.Callback() if self.on_call is not None:
+                self.on_call(link, command)
+            case _:
+                log.debug("the %s sent %s", self.role, type(command).__name__)
 
     def _ended(self, link: Link, cause: str, *again: Any) -> None:
         if self._closing:

@@ -18,6 +18,7 @@ from regrow.channel.commands import (
     Adopt,
     CloseService,
     EpochAddress,
+    EpochBroken,
     FailEpoch,
     FormEpoch,
     OpenService,
@@ -30,13 +31,15 @@ from regrow.slices import Epoch
 
 log = logging.getLogger(__name__)
 
-# What gloo, XLA and our own workers write; a user's error may well speak of connections.
+# How XLA begins what its collectives raise, maybe behind other words of its own. A user's error may
+# well speak of connections, but it says something else or is known to be the user's.
 _TRANSPORT = re.compile(
-    r"gloo/|Gloo |GetKeyValue|could not join epoch|coordination service|collective coordinator"
+    r"(?:\A|: )Gloo (?:AllGather|ReduceScatter|all-reduce|all-to-all|collective permute|"
+    r"context initialization) (?:failed|timed out): "
 )
 _VERDICTS_KEPT = 256
 # Programs of an epoch that was left for a larger one may still be in flight.
-_EPOCHS_KEPT = 8
+_EPOCHS_KEPT = 64
 
 
 class Coordinator(Protocol):
@@ -49,31 +52,58 @@ class Coordinator(Protocol):
 
 
 @final
+class Failure(NamedTuple):
+    """What a host tells of a failed epoch.
+
+    Attributes:
+        error: The error, not judged yet.
+        launch: The program that failed, 0 if it is not known which.
+        own: Whether it is the program's own error for certain, True or False; None: by its text.
+    """
+
+    error: StatusError
+    launch: int = 0
+    own: bool | None = None
+
+    @property
+    def of_program(self) -> bool:
+        """Whether the program failed by itself, and not the links."""
+        return not _of_links(self.error) if self.own is None else self.own
+
+
+def _of_links(error: StatusError) -> bool:
+    return _TRANSPORT.search(error.message) is not None
+
+
+@final
 class Verdict(NamedTuple):
     """Why an epoch ended.
 
     Attributes:
         error: What its programs failed with.
-        own: Whether one of them failed by itself: that one tells its own error.
+        own: The error of the one that failed by itself, if one did.
     """
 
     error: StatusError
-    own: bool
+    own: StatusError | None = None
 
     def told(self, error: StatusError) -> StatusError:
         """What an error of a program of the epoch really is."""
-        if self.own and (error.code is not Code.DATA_LOSS or error.message.startswith("slice ")):
-            return error
-        return self.error
+        if self.own is None:
+            return self.error
+        if error.code is Code.DATA_LOSS:
+            return error if error.message.startswith("slice ") else self.error
+        # Links were cut under the one program that was in flight.
+        return self.own if _of_links(error) else error
 
 
 @final
 class Inquest:
     """One failed epoch, before its verdict."""
 
-    def __init__(self, epoch: Epoch, text: str, ping: int) -> None:
+    def __init__(self, epoch: Epoch, failure: Failure, ping: int) -> None:
         self.epoch = epoch
-        self.text = text
+        self.failure = failure
         self.ping = ping
         self.unheard: set[int] = set()
         self.waiting: list[Callable[[Verdict], None]] = []
@@ -132,7 +162,7 @@ class Epochs:
 
         def opened(error: StatusError | None, address: str) -> None:
             if error is not None:
-                self.broken(epoch.number, f"no coordination service: {error.message}")
+                self._links_broke(epoch.number, f"no coordination service: {error.message}")
                 return
             for host in epoch.hosts:
                 link = self._links.get(host)
@@ -161,25 +191,41 @@ class Epochs:
         """A host is lost, and with it the epochs that it was in."""
         for epoch in list(self._alive.values()):
             if epoch.has(host, incarnation):
-                self._end(epoch, Verdict(error, own=False))
+                self._end(epoch, Verdict(error))
 
     def coordinator_lost(self) -> None:
         """The services are gone: no epoch can make new connections."""
         if self._current is not None:
-            self.broken(self._current.number, "the collective coordinator ended")
+            self._links_broke(self._current.number, "the collective coordinator ended")
 
     # --- failing ---
 
-    def broken(self, number: int, text: str) -> None:
-        """A program of this epoch failed on some host; starts the inquest."""
-        self._judge(number, text, None)
+    def broken(self, report: EpochBroken) -> None:
+        """A program failed on some host, or the epoch could not be formed; starts the inquest."""
+        number, launch = report.epoch, report.launch
+        if report.cause:
+            self.judge(
+                report.cause, _error_of(report), lambda told: self._lost(number, launch, told)
+            )
+        elif not launch:
+            self._links_broke(number, report.message)
+        else:
+            own = True if report.code else None
+            self._judge(number, Failure(_error_of(report), launch, own), None)
+
+    def _lost(self, number: int, launch: int, error: StatusError) -> None:
+        """A program could not run, for an argument of it was lost before."""
+        self._judge(number, Failure(error, launch, own=True), None)
+
+    def _links_broke(self, number: int, text: str) -> None:
+        self._judge(number, Failure(StatusError(Code.UNAVAILABLE, text), own=False), None)
 
     def judge(self, number: int, error: StatusError, then: Callable[[StatusError], None]) -> None:
         """Calls `then` with what an error of a program of this epoch really is; maybe later."""
-        if not self._judge(number, error.message, lambda verdict: then(verdict.told(error))):
-            then(error)
+        if not self._judge(number, Failure(error), lambda verdict: then(verdict.told(error))):
+            then(_forgotten(number, error))
 
-    def _judge(self, number: int, text: str, then: Callable[[Verdict], None] | None) -> bool:
+    def _judge(self, number: int, failure: Failure, then: Callable[[Verdict], None] | None) -> bool:
         """Has `then` called with the verdict; False if there will be none."""
         if number in self._verdicts:
             if then is not None:
@@ -190,17 +236,19 @@ class Epochs:
             epoch = self._alive.get(number)
             if epoch is None:
                 return False
-            inquest = self._open_inquest(epoch, text)
+            inquest = self._open_inquest(epoch, failure)
+        elif inquest.failure.of_program and not inquest.failure.launch and failure.launch:
+            inquest.failure = failure
         if then is not None:
             inquest.waiting.append(then)
         if not inquest.unheard:
             self._conclude(inquest)
         return True
 
-    def _open_inquest(self, epoch: Epoch, text: str) -> Inquest:
-        log.info("inquest on epoch %d: %s", epoch.number, text)
+    def _open_inquest(self, epoch: Epoch, failure: Failure) -> Inquest:
+        log.info("inquest on epoch %d: %s", epoch.number, failure)
         self._pings += 1
-        inquest = self._inquests[epoch.number] = Inquest(epoch, text, self._pings)
+        inquest = self._inquests[epoch.number] = Inquest(epoch, failure, self._pings)
         for host in epoch.hosts:
             link = self._links.get(host)
             if link is not None:
@@ -217,36 +265,55 @@ class Epochs:
                     self._conclude(inquest)
 
     def _conclude(self, inquest: Inquest) -> None:
-        epoch, text = inquest.epoch, inquest.text
-        own = _TRANSPORT.search(text) is None
+        epoch, failure = inquest.epoch, inquest.failure
+        own = failure.of_program
         what = "gave up" if own else "lost"
         slices = sorted({self._topology.slice_of_host(host) for host in epoch.hosts})
         error = StatusError(
             Code.DATA_LOSS,
             f"slice {slices[0]} {what} its collective links {_to(slices[1:])} in epoch "
             f"{epoch.number}; all of them live. The outputs and donated inputs of the programs in "
-            f"flight are lost, other arrays are not. Cause: {text[:300]}",
+            f"flight are lost, other arrays are not. Cause: {failure.error.message[:300]}",
         )
-        self._end(epoch, Verdict(error, own))
+        self._end(epoch, Verdict(error, failure.error if own else None), failure.launch)
 
-    def _end(self, epoch: Epoch, verdict: Verdict) -> None:
-        number, message = epoch.number, verdict.error.message
+    def _end(self, epoch: Epoch, verdict: Verdict, launch: int = 0) -> None:
+        number = epoch.number
         self._alive.pop(number, None)
         self._verdicts[number] = verdict
         while len(self._verdicts) > _VERDICTS_KEPT:
             self._verdicts.pop(next(iter(self._verdicts)))
-        ports = self._ports.pop(number, {})
-        for host in epoch.hosts:
-            link = self._links.get(host)
-            if link is not None and epoch.has(host, link.incarnation):
-                link.send(FailEpoch(number, message, list(ports.values())))
-                link.send(Adopt())
+        self._fail(epoch, verdict, launch)
         self._close(epoch)
         if self._current is epoch:
             self._current = None
         inquest = self._inquests.pop(number, None)
         for then in inquest.waiting if inquest is not None else ():
             then(verdict)
+
+    def _fail(self, epoch: Epoch, verdict: Verdict, launch: int) -> None:
+        ports = list(self._ports.pop(epoch.number, {}).values())
+        command = FailEpoch(epoch.number, verdict.error.message, ports)
+        if verdict.own is not None:
+            code, text = int(verdict.own.code), verdict.own.message
+            command = command._replace(launch=launch, code=code, own=text)
+        for host in epoch.hosts:
+            link = self._links.get(host)
+            if link is not None and epoch.has(host, link.incarnation):
+                link.send(command)
+                link.send(Adopt())
+
+
+def _error_of(report: EpochBroken) -> StatusError:
+    return StatusError(Code(report.code or Code.UNKNOWN), report.message)
+
+
+def _forgotten(number: int, error: StatusError) -> StatusError:
+    """What an error of an epoch is that nobody remembers: its hosts live, or it would have ended."""
+    if not _of_links(error):
+        return error
+    text = f"the collective links of epoch {number} broke, long after it was left"
+    return StatusError(Code.DATA_LOSS, text)
 
 
 def _to(others: list[int]) -> str:

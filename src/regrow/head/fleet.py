@@ -245,7 +245,10 @@ class Fleet:
 
         def payload(data: bytes | memoryview) -> None:
             for command in c.unpack(data):
-                self._report(member, (index, host, incarnation), command)
+                try:
+                    self._report(member, (index, host, incarnation), command)
+                except Exception:  # Others may wait for the answers behind this one.
+                    log.exception("%s of %s", type(command).__name__, link.name)
 
         channel = HeadChannel(link.name, payload, broken, attached)
         member = Member(link, channel)

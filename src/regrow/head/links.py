@@ -7,15 +7,20 @@ exactly once: with the answer, with the host's error, or with the loss of the ho
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
 
 from regrow.channel.arena import Arena, Block
 from regrow.channel.commands import Free, Segment, pack
-from regrow.errors import Code, StatusError
+from regrow.channel.frames import MAX_PAYLOAD_BYTES
+from regrow.errors import Code, ResourceError, StatusError
+
+log = logging.getLogger(__name__)
 
 # Nobody waits for memory to be freed: it may wait for a payload that is sent anyway.
 _FREE_S: Final = 0.002
+_BEHIND_S: Final = 0.05
 
 Waiter: TypeAlias = Callable[[StatusError | None, Any], None]
 One = TypeVar("One")
@@ -74,7 +79,13 @@ class Link:
         self._plan()
 
     def post(self, packed: bytes) -> None:
-        """Adds a packed command to the payload of this turn."""
+        """Adds a packed command to the payload of this turn.
+
+        Raises:
+            ResourceError: It is larger than a message may be.
+        """
+        if len(packed) > MAX_PAYLOAD_BYTES:
+            raise ResourceError(f"a message to {self.name}", len(packed), MAX_PAYLOAD_BYTES)
         self._out.append(packed)
         self._plan()
 
@@ -89,8 +100,8 @@ class Link:
             return
         rid = self._next
         self._next += 1
-        self._waiters[rid] = waiter
         self.send(make(rid))
+        self._waiters[rid] = waiter
 
     def answered(self, rid: int, error: StatusError | None, value: Any) -> None:
         """Hands an answer to who waits for it."""
@@ -166,9 +177,16 @@ class Link:
         if self.freed:
             freed, self.freed = self.freed, []
             self._out.append(pack(Free(freed)))
-        if self._out and self._channel is not None and self.lost is None:
-            out, self._out = self._out, []
-            self._channel.send(out)
+        while self._out and self._channel is not None and self.lost is None:
+            payload = _fitting(self._out)
+            try:
+                self._channel.send(payload)
+            except ResourceError as error:
+                # The process is far behind: it catches up, or is declared lost.
+                log.warning("%s: %s", self.name, error)
+                asyncio.get_running_loop().call_later(_BEHIND_S, self._plan)
+                return
+            del self._out[: len(payload)]
 
 
 @final
@@ -189,6 +207,16 @@ class Lease:
     def __del__(self) -> None:
         if hasattr(self, "block"):  # There may have been no room for it.
             self.block.release()
+
+
+def _fitting(commands: list[bytes]) -> list[bytes]:
+    """As many of the first commands as one message may hold."""
+    size = 0
+    for count, packed in enumerate(commands):
+        size += len(packed)
+        if size > MAX_PAYLOAD_BYTES:
+            return commands[:count]
+    return commands.copy()
 
 
 def gather(count: int, waiter: Waiter) -> Waiter:

@@ -109,7 +109,7 @@ class Runtime:
             case c.EpochFormed():
                 self.epochs.formed(command.epoch, link.host, command.port)
             case c.EpochBroken():
-                self.epochs.broken(command.epoch, command.message)
+                self.epochs.broken(command)
             case c.Callback():
                 self.call_client(link, command)
             case c.CallbackFreed():

@@ -53,6 +53,11 @@ class HostCallbackError(RegrowError):
         super().__init__(f"<regrow-callback {code.name} {packed}>")
 
 
+def marked(code: Code, text: str) -> str:
+    """A text that `user_error` knows again in any error which holds it."""
+    return str(HostCallbackError(code, text))
+
+
 def user_error(error: BaseException | str) -> StatusError | None:
     """The status that a failed host callback meant; None if the error is of another kind.
 

@@ -26,13 +26,13 @@ from regrow.worker.platform import Domain, collect_garbage
 from regrow.worker.programs import Program
 from regrow.worker.promises import Promises
 from regrow.worker.reads import Reads
-from regrow.worker.store import Part, PartError, Store
+from regrow.worker.store import Part, PartError, Store, epoch_over, is_ready, wait_for
 
 log = logging.getLogger(__name__)
 
 _HELPERS: Final = 512
 _FILLERS: Final = 4
-_GANGS_KEPT: Final = 8
+_GANGS_KEPT: Final = 64
 
 
 class Sender(Protocol):
@@ -114,8 +114,11 @@ class Host:
             handle = self._at_once.get(type(command))
             if handle is None:
                 batch.append(command)
-            else:
+                continue
+            try:
                 handle(command)
+            except Exception:  # What else is in the payload must not be lost with it.
+                log.exception("%s", type(command).__name__)
         if batch:
             self._queue.put(batch)
 
@@ -150,7 +153,7 @@ class Host:
         self._failed_epochs[command.epoch] = command
         gang = self._gangs.pop(command.epoch, None)
         if gang is not None:
-            gang.fail(command.message, command.ports)
+            gang.fail(command)
 
     def _epoch_address(self, command: c.EpochAddress) -> None:
         # Only `FormEpoch` is in the queue; the address may come before its turn.
@@ -192,7 +195,7 @@ class Host:
     def _gang_of(self, epoch: int) -> Gang:
         gang = self.gang
         if gang is None or gang.epoch != epoch:
-            raise PartError(Code.DATA_LOSS, f"epoch {epoch} has ended", epoch)
+            raise epoch_over(epoch)
         return gang
 
     def _unload(self, command: c.Unload) -> None:
@@ -206,10 +209,11 @@ class Host:
     def _execute(self, command: c.Execute) -> None:
         program = self._programs.get(command.exe)
         if program is None:
+            # Were it one across hosts, its peers would wait for this one.
             error = PartError(Code.FAILED_PRECONDITION, f"program {command.exe} is not loaded")
-            self._launcher.fail(command, self.home, error)
+            self._launcher.refuse_gang(command, self.gang, error)
         elif isinstance(program, PartError):
-            self._launcher.refuse_gang(command, self._gangs.get(program.epoch), self.home, program)
+            self._launcher.refuse_gang(command, self._gangs.get(program.epoch), program)
         elif isinstance(program, Colocated):
             self._colocated.start(command, program)
         elif program.spans:
@@ -226,6 +230,7 @@ class Host:
             command.aid,
             command.sources,
             lambda sources: transfers.copy(sources, devices, memory_kind, self.home),
+            self._may_be_stuck,
         )
 
     def _derive(
@@ -233,17 +238,19 @@ class Host:
         aid: int,
         sources: Sequence[tuple[int, int]],
         make: Callable[[list[transfers.Source]], Part],
+        must_wait: Callable[[Part], bool] = lambda part: part.pending,
     ) -> None:
         # The parts themselves are kept: their numbers may be freed before a helper comes to them.
         found = [(self.store.get(source), shard) for source, shard in sources]
 
         def guarded() -> Part:
             try:
+                wait_for(part for part, _ in found if must_wait(part))
                 return make(found)
             except Exception as error:  # noqa: BLE001 - the part carries it
                 return Part.failed(self.home, PartError.of(error))
 
-        if not any(part.pending for part, _ in found):
+        if not any(must_wait(part) for part, _ in found):
             self.store.set(aid, guarded())
             return
         part = Part.expected(self.home, ())
@@ -258,6 +265,10 @@ class Host:
 
         self._helpers.submit(later)
 
+    def _may_be_stuck(self, part: Part) -> bool:
+        """Whether a gang may fail under it, which copies of it would not notice while XLA is stuck."""
+        return part.pending or (part.domain is not self.home and not is_ready(part))
+
     def _free(self, command: c.Free) -> None:
         self.store.free(command.aids)
         collect_garbage()
@@ -268,9 +279,10 @@ class Host:
             len(self.home.local),
             self._hostname,
             lambda epoch, port: self.report(c.EpochFormed(epoch, port)),
-            lambda epoch, launch, text: self.report(c.EpochBroken(epoch, launch, text)),
+            self.report,
         )
         former, self.gang = self.gang, gang
+        self._drop_programs()
         self._gangs[command.epoch] = gang
         # What came at once may have been meant for this gang before it was there.
         if command.epoch in self._addresses:
@@ -288,8 +300,18 @@ class Host:
     def _adopt(self, _: c.Adopt) -> None:
         gang = self.gang
         keep = None if gang is None or gang.failure is not None else gang.domain
+        self._drop_programs()
         moved = self.store.adopt_idle(keep)
         log.info("%d buffers moved home", moved)
+
+    def _drop_programs(self) -> None:
+        """Lets go of programs of former epochs: the head loads them anew for the present one."""
+        gang = self.gang
+        present = 0 if gang is None or gang.failure is not None else gang.epoch
+        for exe, program in list(self._programs.items()):
+            if isinstance(program, Program) and program.spans and program.domain.epoch != present:
+                program.close()
+                self._programs[exe] = epoch_over(program.domain.epoch)
 
     def _set_colocated(self, command: c.SetColocated) -> None:
         self._programs[command.exe] = Colocated(command)

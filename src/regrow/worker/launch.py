@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any, Final, final
 
 from regrow.channel.commands import Execute
-from regrow.errors import Code
 from regrow.worker.gang import Gang
 from regrow.worker.platform import Domain
 from regrow.worker.programs import Program
-from regrow.worker.store import Part, PartError, Store
+from regrow.worker.store import Part, PartError, Store, epoch_over, wait_for
 
 _ENTER_S: Final = 600.0
 
@@ -24,10 +23,9 @@ class Launcher:
         self._store = store
         self._spawn = spawn
 
-    def fail(self, command: Execute, domain: Domain, error: PartError) -> None:
+    def fail(self, command: Execute, error: PartError) -> None:
         """Gives every output of an execution the same error."""
-        for aid in _results(command):
-            self._store.set(aid, Part.failed(domain, error))
+        self._store.fail(_results(command), error)
 
     def run_home(self, command: Execute, program: Program) -> None:
         """Runs a program of this host alone: here, or on a helper where it might block."""
@@ -40,35 +38,49 @@ class Launcher:
         try:
             outs, status = self._launch(command, program, parts)
         except Exception as error:  # noqa: BLE001 - the outputs carry it
-            self.fail(command, program.domain, PartError.of(error))
+            self.fail(command, PartError.of(error))
             return
         self._keep(command, outs, status)
 
-    def refuse_gang(
-        self, command: Execute, gang: Gang | None, domain: Domain, error: PartError
-    ) -> None:
+    def refuse_gang(self, command: Execute, gang: Gang | None, error: PartError) -> None:
         """Fails this host's share of a program across hosts, and has its peers told."""
         if gang is not None:
             gang.not_launched(command.launch, error)
-        self.fail(command, domain, error)
+        self.fail(command, error)
 
     def run_gang(self, command: Execute, program: Program, gang: Gang | None) -> None:
         """Runs this host's share of a program across hosts, in the order of launches."""
         epoch = program.domain.epoch
-        if gang is None or gang.epoch != epoch:
-            error = PartError(Code.DATA_LOSS, f"epoch {epoch} has ended", epoch)
-            self.fail(command, program.domain, error)
-            return
         parts = [self._store.get(aid) for aid in command.args]
         try:
+            if gang is None or gang.epoch != epoch:
+                raise epoch_over(epoch)
             gang.enter(command.launch)
         except PartError as error:
-            self.fail(command, program.domain, error)
+            self._fail_with_arguments(command, parts, program.domain, error)
             return
         if program.callbacks is not None:
             self._run_aside(command, program, parts, gang)
         else:
             self._run_in_gang(command, program, parts, gang)
+
+    def _fail_with_arguments(
+        self, command: Execute, parts: list[Part], ended: Domain, error: PartError
+    ) -> None:
+        """Fails an execution with the error of an argument, if one failed in the same epoch."""
+        if not any(part.pending and part.domain is ended for part in parts):
+            self.fail(command, _lost_with(parts, ended) or error)
+            return
+        results = [Part.expected(ended, ()) for _ in _results(command)]
+        for aid, part in zip(_results(command), results, strict=True):
+            self._store.set(aid, part)
+
+        def later() -> None:
+            failed = Part.failed(ended, _lost_with(parts, ended) or error)
+            for part in results:
+                part.resolve(failed)
+
+        self._spawn(later)
 
     def _run_in_gang(
         self, command: Execute, program: Program, parts: list[Part], gang: Gang
@@ -76,23 +88,21 @@ class Launcher:
         for reading in [reading for part in parts for reading in part.being_read()]:
             reading.wait(_ENTER_S)
         try:
-            outs, status, token = self._start(command, program, parts, with_token=True)
+            outs, status = self._start(command, program, parts, gang)
         except Exception as error:  # noqa: BLE001 - told to the head, and by the outputs
-            self.refuse_gang(command, gang, program.domain, PartError.of(error, gang.epoch))
+            self.refuse_gang(command, gang, PartError.of(error, gang.epoch))
             return None
-        gang.launched(command.launch, token, outs[0].whole if outs else None)
         self._keep(command, outs, status)
         return outs, status
 
     def _launch(
         self, command: Execute, program: Program, parts: list[Part]
     ) -> tuple[list[Part], Part | None]:
-        outs, status, _ = self._start(command, program, parts, bool(command.status))
-        return outs, status
+        return self._start(command, program, parts)
 
     def _start(
-        self, command: Execute, program: Program, parts: list[Part], with_token: bool
-    ) -> tuple[list[Part], Part | None, Any]:
+        self, command: Execute, program: Program, parts: list[Part], gang: Gang | None = None
+    ) -> tuple[list[Part], Part | None]:
         domain, devices, epoch = program.domain, program.devices, program.domain.epoch
         args = []
         for part in parts:
@@ -105,12 +115,21 @@ class Launcher:
             if part.epoch > epoch:
                 epoch = part.epoch
             args.append(part.whole)
-        arrays, token = program.run(args, command.launch, with_token)
+        if gang is None:
+            arrays, token = program.run(args, command.launch, bool(command.status))
+        else:
+            arrays, token = gang.make(
+                command.launch, lambda: program.run(args, command.launch, with_token=True)
+            )
+            token = gang.launched(command.launch, token, arrays[0] if arrays else None)
+            if command.exe not in gang.ran:
+                gang.ran.add(command.exe)
+                gang.count_links()
         outs = [Part(domain, program.local, whole=array, epoch=epoch) for array in arrays]
         status = None
         if command.status:
             status = Part(domain, program.local, whole=[token], epoch=epoch)
-        return outs, status, token
+        return outs, status
 
     def _keep(self, command: Execute, outs: list[Part], status: Part | None) -> None:
         for aid, part in zip(command.outs, outs, strict=True):
@@ -146,7 +165,7 @@ class Launcher:
                 outs, status = self._launch_aside(command, program, parts, gang)
                 self._resolve(command, results, outs, status)
             except Exception as error:  # noqa: BLE001 - the outputs carry it
-                failed_with = PartError.of(error)
+                failed_with = PartError.of(error, program.domain.epoch)
                 if gang is not None:
                     gang.not_launched(command.launch, failed_with)
                 failed = Part.failed(program.domain, failed_with)
@@ -170,9 +189,7 @@ class Launcher:
             part.settle()
         if gang is None:
             return self._launch(command, program, parts)
-        outs, status, token = self._start(command, program, parts, with_token=True)
-        gang.launched(command.launch, token, outs[0].whole if outs else None)
-        return outs, status
+        return self._start(command, program, parts, gang)
 
     def _resolve(
         self,
@@ -185,6 +202,17 @@ class Launcher:
             results[aid].resolve(part)
         if status is not None:
             results[command.status].resolve(status)
+
+
+def _lost_with(parts: list[Part], ended: Domain) -> PartError | None:
+    """The error of the first argument that came out of a domain which has ended, if one has one."""
+    for part in parts:
+        if part.domain is ended:
+            try:
+                wait_for([part])
+            except PartError as error:
+                return error
+    return next((part.error for part in parts if part.error is not None), None)
 
 
 def _results(command: Execute) -> list[int]:

@@ -12,6 +12,7 @@ from regrow.channel import commands as c
 from regrow.channel.handshake import Identity, Role
 from regrow.channel.worker_end import WorkerChannel
 from regrow.errors import RegrowError
+from regrow.worker.garbage import collect_aside
 from regrow.worker.platform import initialise
 
 log = logging.getLogger(__name__)
@@ -44,10 +45,13 @@ class Service(Protocol):
 
 def run(spec: dict[str, Any]) -> NoReturn:
     """A host of a slice. `spec` is that of `HostSpec.for_worker`."""
+    from regrow.worker.gang import enough_threads
     from regrow.worker.host import Host
 
     def make() -> Service:
-        return Host(spec["devices"], spec.get("hostname", "127.0.0.1"))
+        host = Host(spec["devices"], spec.get("hostname", "127.0.0.1"))
+        enough_threads(len(spec["devices"]))
+        return host
 
     _serve(spec, "worker", make)
 
@@ -85,6 +89,7 @@ def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Servic
     # The reader must not wait long for the interpreter while the executor is busy.
     sys.setswitchinterval(_SWITCH_S)
     initialise()
+    collect_aside()
     service = make()
     identity = Identity(role, spec["slice"], spec["host"], spec["incarnation"], os.getpid())
 

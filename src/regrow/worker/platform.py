@@ -65,6 +65,17 @@ def shards_of(whole: Array) -> list[Array]:
         return list(whole._arrays)
 
 
+def on_host(shard: Array) -> np.ndarray[Any, Any]:
+    """The value of a single-device array, in place; waits until it is there.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The array holds an error instead of a value.
+    """
+    # A poisoned array says so at once, but its memory is not given out while XLA is stuck over it.
+    shard.block_until_ready()
+    return np.asarray(shard)
+
+
 def make_home_client(devices: int) -> Client:
     """A PJRT client of this process alone."""
     return xc.make_cpu_client(asynchronous=True, num_devices=devices)
@@ -197,4 +208,4 @@ class Domain:
         Raises:
             jax.errors.JaxRuntimeError: The array holds an error instead of a value.
         """
-        return self.put(np.asarray(shard), device, shard.sharding.memory_kind)
+        return self.put(on_host(shard), device, shard.sharding.memory_kind)

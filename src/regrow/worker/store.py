@@ -24,7 +24,11 @@ def epoch_ended(epoch: int, message: str) -> str:
 
 @final
 class PartError(RegrowError):
-    """Why a part has no value. `epoch` is not 0 where a program of that epoch failed."""
+    """Why a part has no value.
+
+    `epoch` is not 0 where a program of that epoch failed, maybe because of its links; it is 0 where the
+    error is the user's own for certain.
+    """
 
     def __init__(self, code: Code, message: str, epoch: int = 0) -> None:
         super().__init__(message)
@@ -40,8 +44,16 @@ class PartError(RegrowError):
         ended = _EPOCH_ENDED.search(str(error))
         if ended is not None:
             return cls(Code.DATA_LOSS, ended.group(2), int(ended.group(1)))
-        status = user_error(error) or from_exception(error)
+        own = user_error(error)
+        if own is not None:
+            return cls(own.code, own.message)
+        status = from_exception(error)
         return cls(status.code, status.message, epoch)
+
+
+def epoch_over(epoch: int) -> PartError:
+    """The error of what was to run in an epoch that has ended; the head knows why it has."""
+    return PartError(Code.DATA_LOSS, f"epoch {epoch} has ended", epoch)
 
 
 @final
@@ -93,7 +105,7 @@ class Part:
     def failed(cls, domain: Domain, error: PartError) -> Part:
         """A part that holds an error."""
         part = cls(domain, ())
-        part.error = error
+        part.error = error.fresh()
         part.epoch = error.epoch
         return part
 
@@ -208,6 +220,11 @@ class Store:
             return Part.failed(self._home, error)
         return part
 
+    def fail(self, aids: Iterable[int], error: PartError) -> None:
+        """Keeps an error under these numbers; nothing of the domain that it comes from is kept."""
+        for aid in aids:
+            self._parts[aid] = Part.failed(self._home, error)
+
     def find(self, aid: int) -> Part | None:
         """The part of that number, if there is one."""
         return self._parts.get(aid)
@@ -236,7 +253,8 @@ def is_ready(part: Part) -> bool:
     if part.error is not None:
         return True
     try:
-        return all(array.is_ready() for array in part.arrays() if hasattr(array, "is_ready"))
+        # A token of XLA's cannot be asked.
+        return all(hasattr(array, "is_ready") and array.is_ready() for array in part.arrays())
     except Exception:  # noqa: BLE001 - `wait_for` raises it again, where it is told
         return True
 

@@ -11,7 +11,7 @@ import numpy as np
 from regrow.channel.arena import ArenaView
 from regrow.channel.commands import Bulk, Expect, Fill, Get, Put
 from regrow.wire.dtypes import STRING, numpy_dtype
-from regrow.worker.platform import COPY_NOW, KEEP, Array, Domain
+from regrow.worker.platform import COPY_NOW, KEEP, Array, Domain, on_host
 from regrow.worker.store import Part, PartError
 from regrow.worker.strings import Strings
 
@@ -88,6 +88,9 @@ def copy(
 ) -> Part:
     """Copies of shards on (other) devices of this host."""
     shards, epoch = [], 0
+    if len({id(part.domain) for part, _ in sources}) > 1:
+        for part, _ in sources:
+            part.move(domain)
     for (part, shard), device in zip(sources, devices, strict=True):
         array = part.singles()[shard]
         if device not in part.domain.devices:
@@ -110,7 +113,7 @@ def value(command: Get, part: Part) -> Any:
     """
     try:
         shard = part.singles()[command.shard]
-        return shard.serialized if isinstance(shard, Strings) else np.asarray(shard)
+        return shard.serialized if isinstance(shard, Strings) else on_host(shard)
     except Exception as error:  # noqa: BLE001 - XLA raises many kinds
         raise PartError.of(error, part.epoch) from None
 
