@@ -34,6 +34,7 @@ def test_places():
     one = config(socket_dir="/run/short")
     assert one.target == "grpc://unix:/run/short/client.sock"
     assert one.worker_socket == "/run/short/workers.sock"
+    assert one.epoch_socket == "/run/short/epochs.sock"
     assert one.control_socket == "/run/short/control.sock"
     assert one.log_dir == "/h/clusters/one/logs"
     assert config(logs="/logs").log_dir == "/logs"

@@ -201,6 +201,11 @@ class HeadConfig:
         return f"{self.socket_dir}/workers.sock"
 
     @property
+    def epoch_socket(self) -> str:
+        """Path of the Unix socket where the members of an epoch meet."""
+        return f"{self.socket_dir}/epochs.sock"
+
+    @property
     def control_socket(self) -> str:
         """Path of the Unix socket for `regrow` commands."""
         return f"{self.socket_dir}/control.sock"

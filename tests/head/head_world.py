@@ -307,8 +307,6 @@ class ModelHost(Peer):
 
     def _formepoch(self, command: c.FormEpoch) -> None:
         self.epochs.append(command)
-
-    def _epochaddress(self, command: c.EpochAddress) -> None:
         self.report(c.EpochFormed(command.epoch, 1000 + self.link.host))
 
     def _failepoch(self, command: c.FailEpoch) -> None:
@@ -323,7 +321,7 @@ class ModelHost(Peer):
 
 
 class Helper(Peer):
-    """The compiler or the coordinator."""
+    """The compiler."""
 
     def __init__(self, name: str, answer: Callable[[Any], Any]) -> None:
         super().__init__(Link(name))
@@ -364,19 +362,17 @@ class World:
         self.events: list[tuple[str, int, int, str]] = []
         self.executed: list[tuple[int, c.Execute]] = []
         self.clients: list[int] = []
-        self._compiler, self._coordinator = Role(), Role()
+        self._compiler = Role()
         self.runtime = Runtime(
             self.config,
             self.topology,
             arena_bytes,
             self._compiler,  # type: ignore[arg-type]
-            self._coordinator,  # type: ignore[arg-type]
             lambda *event: self.events.append(event),
         )
         self.gateway = Gateway(self.runtime, self.clients.append)
         self.hosts: dict[int, ModelHost] = {}
         self.compiler = self.start_compiler()
-        self.coordinator = self.start_coordinator()
         self._incarnations = [0] * slices
         if up:
             for index in range(slices):
@@ -389,22 +385,9 @@ class World:
         self._compiler.link = self.compiler.link
         return self.compiler
 
-    def start_coordinator(self) -> Helper:
-        def answer(command: Any) -> Any:
-            return f"here:{command.epoch}" if isinstance(command, c.OpenService) else None
-
-        self.coordinator = Helper("coordinator", answer)
-        self._coordinator.link = self.coordinator.link
-        return self.coordinator
-
     def end_compiler(self) -> None:
         self._compiler.link = None
         self.compiler.link.lose(StatusError(Code.UNAVAILABLE, "the compiler ended: SIGKILL"))
-
-    def end_coordinator(self) -> None:
-        self._coordinator.link = None
-        self.coordinator.link.lose(StatusError(Code.UNAVAILABLE, "the coordinator ended"))
-        self.runtime.epochs.coordinator_lost()
 
     compile: Callable[[Any], Any] = staticmethod(lambda command: compiled())
 
@@ -435,7 +418,7 @@ class World:
 
     @property
     def peers(self) -> list[Any]:
-        return [*self.hosts.values(), self.compiler, self.coordinator]
+        return [*self.hosts.values(), self.compiler]
 
     async def settle(
         self, choose: Callable[[int], int] = lambda count: 0, turns: int = 1_000_000

@@ -1,4 +1,4 @@
-"""The compiler and the coordinator are started again when they end."""
+"""The compiler is started again when it ends."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,11 +41,13 @@ def test_an_epoch_of_all_hosts_is_formed_ahead_of_its_first_program() -> None:
     async def main(world: World) -> None:
         await world.settle()
         members = ((0,), (1,), (2,), (3,))
+        address = world.runtime.coordination.address
+        keys = []
         for host in range(4):
-            assert world.sent(host, c.FormEpoch) == [c.FormEpoch(1, host, members)]
-            assert world.sent(host, c.EpochAddress) == [c.EpochAddress(1, "here:1")]
-        (opened,) = world.coordinator.channel.of(c.OpenService)
-        assert (opened.epoch, opened.members) == (1, 4)
+            (form,) = world.sent(host, c.FormEpoch)
+            assert form[:4] == (1, host, members, address)
+            keys.append(form.key)
+        assert len(set(keys)) == 4
         assert world.runtime.epochs.covering((1, 3)) == 1
         world.runtime.epochs.form_if_needed()
         await world.settle()
@@ -70,7 +71,7 @@ def test_a_loss_leads_to_an_epoch_of_the_survivors_and_a_return_to_one_of_all() 
         await world.settle()
         for host, node in ((0, 0), (2, 1)):
             assert fail_epochs(world, host) == [c.FailEpoch(1, lost.message, (1000, 1001, 1002))]
-            assert world.hosts[host].epochs[-1] == c.FormEpoch(2, node, ((0, 1), (4, 5)))
+            assert world.hosts[host].epochs[-1][:3] == (2, node, ((0, 1), (4, 5)))
             assert isinstance(world.hosts[host].epochs[2], c.Adopt)
         epochs = world.runtime.epochs
         assert epochs.covering((0, 2)) == 2
@@ -80,10 +81,9 @@ def test_a_loss_leads_to_an_epoch_of_the_survivors_and_a_return_to_one_of_all() 
         assert epochs.covering((0, 2)) == 2
         assert epochs.covering((0, 1)) == 3
         await world.settle()
-        assert world.sent(1, c.FormEpoch) == [c.FormEpoch(3, 1, ((0, 1), (2, 3), (4, 5)))]
+        (form,) = world.sent(1, c.FormEpoch)
+        assert form[:3] == (3, 1, ((0, 1), (2, 3), (4, 5)))
         assert c.FailEpoch(2, "", ()) not in fail_epochs(world, 0)
-        closed = [command.epoch for command in world.coordinator.channel.of(c.CloseService)]
-        assert closed == [1, 2]
 
     run(main, slices=3)
 
@@ -96,39 +96,6 @@ def test_an_incarnation_that_is_no_member_ends_no_epoch() -> None:
         await world.settle()
         assert not fail_epochs(world, 0)
         assert epochs.covering((0, 1)) == 1
-
-    run(main)
-
-
-def test_an_address_reaches_only_those_for_whom_it_was_asked() -> None:
-    async def main(world: World) -> None:
-        # The service is opened, but before the address is there a member is lost and returns.
-        world.lose(1)
-        world.up(1)
-        epoch = world.runtime.epochs.covering((0, 1))
-        await world.settle()
-        assert [a.epoch for a in world.sent(1, c.EpochAddress)] == [epoch]
-        assert [a.epoch for a in world.sent(0, c.EpochAddress)] == [1, epoch]
-
-    run(main)
-
-
-def test_without_a_coordinator_the_epoch_fails_and_the_next_one_works() -> None:
-    async def main(world: World) -> None:
-        await world.settle()
-        world.end_coordinator()
-        await world.settle()
-        assert fail_epochs(world, 0)
-        epochs = world.runtime.epochs
-        broken = epochs.covering((0, 1))
-        verdicts = judge(world, broken, "epoch 2 was not formed in time")
-        await world.settle()
-        assert [error.code for error in verdicts.all] == [Code.DATA_LOSS]
-        assert "all of them live" in verdicts.all[0].message
-        world.start_coordinator()
-        good = epochs.covering((0, 1))
-        await world.settle()
-        assert world.sent(1, c.EpochAddress)[-1] == c.EpochAddress(good, f"here:{good}")
 
     run(main)
 
@@ -389,19 +356,5 @@ def test_an_epoch_that_nobody_remembers() -> None:
         assert judge(world, 99).all[0].code is Code.DATA_LOSS
         world.runtime.epochs.broken(c.EpochBroken(99, 0, TRANSPORT))
         world.runtime.epochs.formed(99, 0, 1)
-
-    run(main)
-
-
-def test_no_service_is_a_failed_epoch() -> None:
-    async def main(world: World) -> None:
-        refusal = StatusError(Code.UNKNOWN, "no ports left")
-        answer: Callable[[object], object] = lambda command: (  # noqa: E731
-            refusal if isinstance(command, c.OpenService) else None
-        )
-        world.coordinator._answer = answer
-        await world.settle()
-        assert [failed.epoch for failed in fail_epochs(world, 0)] == [1]
-        assert world.runtime.epochs.covering((0, 1)) == 2
 
     run(main)

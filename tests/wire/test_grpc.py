@@ -18,6 +18,7 @@ from regrow.wire import frames, grpc, schema
 from regrow.wire.files import TransferDirectory
 from regrow.wire.http2 import Limits
 from regrow.wire.methods import Calls, Service
+from regrow.wire.unary import Unary
 
 SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
 SESSION_KEY = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
@@ -619,3 +620,13 @@ def test_any_metadata_and_messages(
         client.pump()
         assert client.replies[stream].ended
     assert client.goaway_code() is None
+
+
+def test_a_request_that_breaks_off_gives_its_memory_back() -> None:
+    budget = grpc.Budget(100)
+    for _ in range(3):
+        no_stream: Any = None
+        call = Unary(no_stream, "Method", grpc.Messages(budget), lambda request: None)
+        call.data(memoryview(grpc.prefix(80) + bytes(79)))
+        call.over()
+    budget.change(100)

@@ -32,8 +32,9 @@ def main() -> None:
         print("@" + json.dumps(_ACTS[name](rig, index, *arguments)), flush=True)
 
 
-def form(rig: HostRig, index: int, epoch: int, node: int, members: Any, address: str) -> Any:
-    rig.tell(c.FormEpoch(epoch, node, members), c.EpochAddress(epoch, address))
+def form(rig: HostRig, index: int, epoch: int, node: int, members: Any, where: Any) -> Any:
+    address, keys = where
+    rig.tell(c.FormEpoch(epoch, node, members, address, keys[node]))
     return None
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coordination_rig import open_service
 from worker_rig import F32, compile_program, options_of
 
 from regrow.channel import commands as c
 from regrow.errors import Code
 from regrow.worker import gang as gangs
 from regrow.worker.compiler import Compiler
-from regrow.worker.coordinator import open_service
 from regrow.worker.gang import Gang
 from regrow.worker.store import PartError
 
@@ -95,7 +95,7 @@ def both(members: list[Member], *act: Any) -> list[Any]:
     return [member.end() for member in members]
 
 
-def form(members: list[Member], epoch: int, address: str) -> list[int]:
+def form(members: list[Member], epoch: int, address: Any) -> list[int]:
     devices = [[index] for index in range(len(members))]
     for node, member in enumerate(members):
         member.begin("form", epoch, node, devices, address)
@@ -117,7 +117,7 @@ def test_a_member_is_killed_and_the_survivor_goes_on(
     members: list[Member], compiler: Compiler
 ) -> None:
     survivor, victim = members
-    address, service = open_service("127.0.0.1", 2)
+    address, service = open_service(2)
     ports = form(members, 1, address)
     assert all(ports)
     load(members, compiler, 1, 100)
@@ -150,7 +150,7 @@ def test_a_member_is_killed_and_the_survivor_goes_on(
     newcomer = Member(1)
     members.append(newcomer)
     pair = [survivor, newcomer]
-    address, service = open_service("127.0.0.1", 2)
+    address, service = open_service(2)
     form(pair, 2, address)
     load(pair, compiler, 2, 101)
     newcomer.do("put", 1, [5])
@@ -165,7 +165,7 @@ def test_nobody_waits_for_a_launch_that_xla_is_stuck_in(
     members: list[Member], compiler: Compiler, size: int
 ) -> None:
     one, other = members
-    address, service = open_service("127.0.0.1", 2)
+    address, service = open_service(2)
     ports = form(members, 1, address)
     load(members, compiler, 1, 100, size)
     both(members, "put", 1, [1] * (size // 2))
@@ -196,12 +196,12 @@ def test_a_member_that_never_comes_does_not_delay_the_next_epoch(
     members: list[Member], compiler: Compiler
 ) -> None:
     one, _ = members
-    address, service = open_service("127.0.0.1", 2)
+    address, service = open_service(2)
     one.do("form", 1, 0, [[0], [1]], address)
     time.sleep(0.5)  # It is in the midst of it.
     one.do("fail", 1, LOSS, [])
     started = time.monotonic()
-    following, other_service = open_service("127.0.0.1", 2)
+    following, other_service = open_service(2)
     form(members, 2, following)
     assert time.monotonic() - started < STUCK_S
     load(members, compiler, 2, 100)
@@ -209,7 +209,7 @@ def test_a_member_that_never_comes_does_not_delay_the_next_epoch(
     both(members, "execute", 1, 100, [1], [2])
     assert both(members, "get", 2) == [["value", [2]], ["value", [2]]]
     other_service.shutdown()
-    assert service is not None
+    service.shutdown()
 
 
 # --- without peers --------------------------------------------------------------------------------
@@ -222,13 +222,14 @@ class Bench:
         self.formed: list[tuple[int, int]] = []
         self.broken: list[c.EpochBroken] = []
         self.told = threading.Event()
+        self.where = ("unix:/nowhere/epochs.sock", 1)
 
     def gang(self, **how: Any) -> Gang:
         def broken(report: c.EpochBroken) -> None:
             self.broken.append(report)
             self.told.set()
 
-        form = c.FormEpoch(7, 0, ((0,), (1,)))
+        form = c.FormEpoch(7, 0, ((0,), (1,)), *self.where)
         return Gang(form, 1, "127.0.0.1", lambda *report: self.formed.append(report), broken)
 
 
@@ -241,22 +242,24 @@ def test_a_gang_that_is_failed_before_it_meets() -> None:
         with pytest.raises(PartError, match=LOSS) as caught:
             wait()
         assert (caught.value.code, caught.value.epoch) == (Code.DATA_LOSS, 7)
-    gang.meet_at("127.0.0.1:1")
     assert not bench.formed
     assert not bench.broken
 
 
-def test_a_gang_that_hears_of_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gangs, "_CONNECT_S", 0.05)
+def test_a_gang_whose_epoch_ends_before_all_are_there() -> None:
     bench = Bench()
+    (address, keys), service = open_service(2)
+    bench.where = (address, keys[0])
     gang = bench.gang()
-    assert bench.told.wait(10)
+    service.close_epoch()
+    assert bench.told.wait(30)
     report = bench.broken[0]
     assert (report.epoch, report.launch) == (7, 0)
     assert report.message.startswith("could not join epoch 7: ")
-    assert "the address of epoch 7" in report.message
+    assert "coordination service of this epoch has closed" in report.message
     with pytest.raises(PartError, match="epoch 7 was not formed"):
         gang.wait_formed()
+    service.shutdown()
 
 
 def test_a_launch_that_could_not_be_made_is_told() -> None:

@@ -235,7 +235,7 @@ def test_an_epoch_that_has_ended(host: HostRig, compiler: Compiler) -> None:
         answer = host.ready(aid)
         assert (Code(answer.code), answer.epoch) == (Code.DATA_LOSS, 3)
         assert answer.message == "epoch 3 has ended"
-    host.tell(c.FailEpoch(3, "slice 1 was lost", []), c.EpochAddress(3, "127.0.0.1:1"), c.Adopt())
+    host.tell(c.FailEpoch(3, "slice 1 was lost", []), c.Adopt())
     assert isinstance(host.ready(host.put(ONES)), c.Reply)
 
 

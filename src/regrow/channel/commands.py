@@ -163,18 +163,16 @@ class Free(NamedTuple):
 
 
 class FormEpoch(NamedTuple):
-    """Join the gang of an epoch. `members` are, by node, the logical device ids of that host."""
+    """Join the gang of an epoch. `members` are, by node, the logical device ids of that host.
+
+    They meet at `address`, where this host registers by `key`.
+    """
 
     epoch: int
     node: int
     members: Sequence[Sequence[int]]
-
-
-class EpochAddress(NamedTuple):
-    """Where the members of an epoch meet; handled at once."""
-
-    epoch: int
     address: str
+    key: int
 
 
 class FailEpoch(NamedTuple):
@@ -248,20 +246,6 @@ class Describe(NamedTuple):
     blob: bytes
     options: bytes
     devices: int
-
-
-class OpenService(NamedTuple):
-    """Ask the coordinator for a service for one epoch. Replied to with its address."""
-
-    rid: int
-    epoch: int
-    members: int
-
-
-class CloseService(NamedTuple):
-    """The epoch has ended; its service may go when its members have surely left."""
-
-    epoch: int
 
 
 # --- worker to head -------------------------------------------------------------------------------
@@ -358,7 +342,6 @@ _COMMANDS: Final[tuple[type[Any], ...]] = (
     Ready,
     Free,
     FormEpoch,
-    EpochAddress,
     FailEpoch,
     Adopt,
     Ping,
@@ -367,8 +350,6 @@ _COMMANDS: Final[tuple[type[Any], ...]] = (
     SetColocated,
     Compile,
     Describe,
-    OpenService,
-    CloseService,
     Up,
     Reply,
     Failed,

@@ -30,7 +30,7 @@ LENGTH: Final = struct.Struct("<I")
 _NONCE_BYTES: Final = 32
 _LINK_ID_BYTES: Final = 16
 
-Role: TypeAlias = Literal["worker", "compiler", "coordinator"]
+Role: TypeAlias = Literal["worker", "compiler"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -214,11 +214,7 @@ def _unpack_hello(body: bytes) -> Hello:
     if version != PROTOCOL_VERSION:
         raise HandshakeError(f"the worker speaks version {version}, the head {PROTOCOL_VERSION}")
     numbers = (slice_index, host_index, incarnation, pid, last_received)
-    if (
-        role not in ("worker", "compiler", "coordinator")
-        or min(numbers) < 0
-        or len(link_id) != _LINK_ID_BYTES
-    ):
+    if role not in ("worker", "compiler") or min(numbers) < 0 or len(link_id) != _LINK_ID_BYTES:
         _refuse_fields(role)
     return Hello(Identity(role, slice_index, host_index, incarnation, pid), link_id, last_received)
 

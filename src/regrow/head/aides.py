@@ -1,4 +1,4 @@
-"""The processes that help the head and are no slices: the compiler and the coordinator.
+"""The process that helps the head and is no slice: the compiler.
 
 One that ends is started again; what was asked of it fails with UNAVAILABLE, and its users ask anew.
 """

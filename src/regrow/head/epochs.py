@@ -12,19 +12,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 from regrow.channel.commands import (
     Adopt,
-    CloseService,
-    EpochAddress,
     EpochBroken,
     FailEpoch,
     FormEpoch,
-    OpenService,
     Ping,
 )
 from regrow.errors import Code, SliceLostError, StatusError
+from regrow.head.coordination import Coordination
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.slices import Epoch
@@ -40,15 +38,6 @@ _TRANSPORT = re.compile(
 _VERDICTS_KEPT = 256
 # Programs of an epoch that was left for a larger one may still be in flight.
 _EPOCHS_KEPT = 64
-
-
-class Coordinator(Protocol):
-    """The process that holds coordination services."""
-
-    @property
-    def link(self) -> Link | None:
-        """The way to it, None while there is none."""
-        ...
 
 
 @final
@@ -113,10 +102,12 @@ class Inquest:
 class Epochs:
     """The present epoch, and the verdicts about former ones."""
 
-    def __init__(self, topology: Topology, links: dict[int, Link], coordinator: Coordinator):
+    def __init__(
+        self, topology: Topology, links: dict[int, Link], coordination: Coordination
+    ) -> None:
         self._topology = topology
         self._links = links
-        self._coordinator = coordinator
+        self._coordination = coordination
         self._current: Epoch | None = None
         self._alive: dict[int, Epoch] = {}
         self._last = 0
@@ -140,8 +131,6 @@ class Epochs:
             self._form()
 
     def _form(self) -> Epoch:
-        if self._current is not None:
-            self._close(self._current)
         hosts = sorted(self._links)
         self._last += 1
         epoch = Epoch(self._last, tuple((host, self._links[host].incarnation) for host in hosts))
@@ -149,35 +138,15 @@ class Epochs:
         for number in list(self._alive)[:-_EPOCHS_KEPT]:
             if number not in self._inquests:
                 del self._alive[number], self._ports[number]
+                self._coordination.close(number)
         self._ports[epoch.number] = {}
         members = [self._topology.devices_of_host(host) for host in hosts]
-        for node, host in enumerate(hosts):
-            self._links[host].send(FormEpoch(epoch.number, node, members))
-        self._open(epoch)
+        keys = self._coordination.open(epoch.number, len(hosts))
+        address = self._coordination.address
+        for node, (host, key) in enumerate(zip(hosts, keys, strict=True)):
+            self._links[host].send(FormEpoch(epoch.number, node, members, address, key))
         log.info("epoch %d: hosts %s", epoch.number, hosts)
         return epoch
-
-    def _open(self, epoch: Epoch) -> None:
-        coordinator = self._coordinator.link
-
-        def opened(error: StatusError | None, address: str) -> None:
-            if error is not None:
-                self._links_broke(epoch.number, f"no coordination service: {error.message}")
-                return
-            for host in epoch.hosts:
-                link = self._links.get(host)
-                if link is not None and epoch.has(host, link.incarnation):
-                    link.send(EpochAddress(epoch.number, address))
-
-        if coordinator is None:
-            opened(StatusError(Code.UNAVAILABLE, "the coordinator is being restarted"), "")
-            return
-        coordinator.ask(lambda rid: OpenService(rid, epoch.number, len(epoch.hosts)), opened)
-
-    def _close(self, epoch: Epoch) -> None:
-        coordinator = self._coordinator.link
-        if coordinator is not None:
-            coordinator.send(CloseService(epoch.number))
 
     def formed(self, epoch: int, host: int, port: int) -> None:
         """A host has joined."""
@@ -192,11 +161,6 @@ class Epochs:
         for epoch in list(self._alive.values()):
             if epoch.has(host, incarnation):
                 self._end(epoch, Verdict(error))
-
-    def coordinator_lost(self) -> None:
-        """The services are gone: no epoch can make new connections."""
-        if self._current is not None:
-            self._links_broke(self._current.number, "the collective coordinator ended")
 
     # --- failing ---
 
@@ -284,7 +248,7 @@ class Epochs:
         while len(self._verdicts) > _VERDICTS_KEPT:
             self._verdicts.pop(next(iter(self._verdicts)))
         self._fail(epoch, verdict, launch)
-        self._close(epoch)
+        self._coordination.close(number)
         if self._current is epoch:
             self._current = None
         inquest = self._inquests.pop(number, None)

@@ -153,7 +153,7 @@ class Fleet:
         await self._launcher.close()
 
     def add_process(self, role: str, channel: HeadChannel) -> None:
-        """Admits a process that is no host: the compiler, the coordinator."""
+        """Admits a process that is no host: the compiler."""
         self._others[role] = channel
 
     # --- membership ---

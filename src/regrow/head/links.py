@@ -41,7 +41,7 @@ class Channel(Protocol):
 
 @final
 class Link:
-    """The head's side of one process: a host in one incarnation, the compiler, the coordinator.
+    """The head's side of one process: a host in one incarnation, or the compiler.
 
     Attributes:
         name: Who it is, for messages.

@@ -17,6 +17,7 @@ from regrow.config import HeadConfig
 from regrow.errors import WaitTimeout
 from regrow.head.aides import Aide
 from regrow.head.control import ControlServer, make_event
+from regrow.head.coordination_calls import serve_coordination
 from regrow.head.fleet import Fleet
 from regrow.head.gateway import PROTOCOL_MAX, PROTOCOL_MIN, Gateway
 from regrow.head.runtime import Runtime
@@ -39,18 +40,15 @@ class Head:
         self._launcher = launcher
         topology = Topology(config.slices, config.hosts_per_slice, config.devices_per_slice)
         self._compiler = Aide("compiler", "regrow.worker.main:run_compiler")
-        self._coordinator = Aide("coordinator", "regrow.worker.main:run_coordinator")
-        self._runtime = Runtime(
-            config, topology, _arena_bytes(), self._compiler, self._coordinator, self._changed
-        )
+        self._runtime = Runtime(config, topology, _arena_bytes(), self._compiler, self._changed)
         self._compiler.on_up = self._runtime.compiler.compiler_up
         self._compiler.on_call = self._runtime.call_client
-        self._coordinator.on_lost = self._runtime.epochs.coordinator_lost
         self._secret = secrets.token_bytes(32)
         self._fleet = Fleet(config, topology, launcher, self._secret, self._runtime)
         self._gateway = Gateway(self._runtime, self._on_clients)
         self._control = ControlServer(self, config.control_socket)
         self._server: Server | None = None
+        self._meeting: Server | None = None
         self._stop = asyncio.Event()
         self._client = asyncio.Event()
         self._clients = 0
@@ -75,6 +73,7 @@ class Head:
             transfer_directory=None,
         )
         await self._control.start()
+        self._meeting = serve_coordination(self._runtime.coordination, self._config.epoch_socket)
         await self._fleet.open()
         spec = {
             "devices": list(range(self._runtime.topology.devices)),
@@ -82,15 +81,16 @@ class Head:
             "secret": self._secret,
             "log_level": self._config.log_level,
         }
-        for aide in (self._coordinator, self._compiler):
-            await aide.start(self._launcher, spec, self._fleet.add_process)
+        await self._compiler.start(self._launcher, spec, self._fleet.add_process)
 
     async def _close(self) -> None:
-        for aide in (self._compiler, self._coordinator):
-            aide.close()
+        self._compiler.close()
         if self._server is not None:
             await self._server.close()
         await self._fleet.close()
+        if self._meeting is not None:
+            # Not before the hosts have ended: XLA aborts a process that loses this connection.
+            await self._meeting.close()
         await self._control.close()
         self._runtime.close()
 

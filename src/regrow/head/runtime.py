@@ -16,6 +16,8 @@ from regrow.head.aides import Aide
 from regrow.head.buffers import Buffers
 from regrow.head.callbacks import Callbacks
 from regrow.head.compile import CompileService, DiskCache
+from regrow.head.coordination import Coordination
+from regrow.head.coordination_calls import address_of
 from regrow.head.epochs import Epochs
 from regrow.head.executables import Dispatcher
 from regrow.head.links import Link
@@ -35,14 +37,14 @@ class Runtime:
         topology: Topology,
         arena_bytes: int,
         compiler: Aide,
-        coordinator: Aide,
         on_change: Callable[[str, int, int, str], None],
     ) -> None:
         self.config = config
         self.topology = topology
         self.arena = Arena(arena_bytes, on_closed=self._segment_closed)
         self.buffers = Buffers(topology)
-        self.epochs = Epochs(topology, self.buffers.links, coordinator)
+        self.coordination = Coordination(address_of(config.epoch_socket))
+        self.epochs = Epochs(topology, self.buffers.links, self.coordination)
         self.dispatcher = Dispatcher(self.buffers, self.epochs)
         self.transfers = Transfers(self.buffers, self.epochs, self.arena)
         cache = config.compile_cache_dir

@@ -25,7 +25,6 @@ WORKER_MODULES: Final = (
     "regrow.worker.main",
     "regrow.worker.host",
     "regrow.worker.compiler",
-    "regrow.worker.coordinator",
 )
 _HOUSEKEEPING_S: Final = 1.0
 _END_DEADLINE_S: Final = 5.0

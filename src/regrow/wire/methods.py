@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias, final
 
-from google.protobuf.message import DecodeError
-
 from regrow.errors import Code, StatusError
 from regrow.wire import grpc, schema
+from regrow.wire.control import Accept
 from regrow.wire.files import TransferDirectory
 from regrow.wire.headers import Headers
 from regrow.wire.streams import IGNORE, Handler, Stream
 from regrow.wire.transfers import Lookup, Session, Store, Transfers
+from regrow.wire.unary import Unary, parse
 
 _SERVICE: Final = b"/xla.ifrt.proxy.GrpcIfrtService/"
 _SESSION_KEY: Final = b"ifrt-proxy-grpc-ifrt-session-metadata-bin"
@@ -59,6 +60,14 @@ class Service:
         self.directory = directory
         self.message_limit_bytes = message_limit_bytes
         self._transfers: dict[int, Transfers] = {}
+
+    def calls(self, peer: str, tcp: bool) -> Accept:
+        """Who takes the calls of a new connection."""
+        return Calls(self, peer, tcp).accept
+
+    def callback_connection(self, sock: socket.socket, nonce: str) -> None:
+        """A client's callback connection, whose first 24 bytes have been read."""
+        self.gateway.callback_connection(sock, nonce)
 
     def transfers(self, session_id: int) -> Transfers:
         """The transfers of a session.
@@ -108,17 +117,18 @@ class Calls:
             if respond is None:
                 path = fields.get(b":path", b"").decode("ascii", "replace")
                 raise StatusError(Code.UNIMPLEMENTED, f"there is no method {path}")
-            return _Unary(self, stream, method.decode(), respond)
+            return Unary(
+                stream,
+                method.decode(),
+                grpc.Messages(grpc.Budget(_UNARY_LIMIT_BYTES)),
+                functools.partial(respond, self, stream),
+            )
         except Exception as error:  # noqa: BLE001 - whatever it was, the client is told
             grpc.fail(stream, grpc.status_of(error, method.decode("ascii", "replace")))
             return IGNORE
 
-    def unary_messages(self) -> grpc.Messages:
-        """Cuts the request of a unary call."""
-        return grpc.Messages(grpc.Budget(_UNARY_LIMIT_BYTES))
-
     def _session(self, stream: Stream, fields: Headers) -> Handler:
-        metadata = _parse(
+        metadata = parse(
             schema.proxy.GrpcIfrtSessionMetadata, grpc.binary_metadata(fields, _SESSION_KEY)
         )
         call = _Session(self._service, stream, grpc.Messages(self._budget))
@@ -138,7 +148,7 @@ class Calls:
     def _store(self, stream: Stream, fields: Headers) -> Handler:
         store = Store(stream)
         try:
-            metadata = _parse(
+            metadata = parse(
                 schema.proxy.GrpcHostBufferStoreMetadata, grpc.binary_metadata(fields, _STORE_KEY)
             )
             transfers = self._service.transfers(metadata.session_id)
@@ -148,7 +158,7 @@ class Calls:
         return store
 
     def _get_version(self, stream: Stream, data: bytes) -> None:
-        request = _parse(schema.proxy.GrpcGetVersionRequest, data)
+        request = parse(schema.proxy.GrpcGetVersionRequest, data)
         protocol, serdes = self._service.gateway.negotiate(
             request.min_version.protocol_version,
             request.max_version.protocol_version,
@@ -160,18 +170,18 @@ class Calls:
         grpc.answer(stream, response.SerializeToString())
 
     def _lookup(self, stream: Stream, data: bytes) -> Handler:
-        request = _parse(schema.proxy.GrpcHostBufferLookupRequest, data)
+        request = parse(schema.proxy.GrpcHostBufferLookupRequest, data)
         lookup = Lookup(stream, self._service.transfers(request.session_id), request.handle)
         lookup.start()
         return lookup
 
     def _delete(self, stream: Stream, data: bytes) -> None:
-        request = _parse(schema.proxy.GrpcHostBufferDeleteRequest, data)
+        request = parse(schema.proxy.GrpcHostBufferDeleteRequest, data)
         self._service.transfers(request.session_id).delete(request.handle)
         grpc.answer(stream, b"")
 
     def _read_from_disk(self, stream: Stream, data: bytes) -> None:
-        metadata = _parse(schema.proxy.GrpcHostBufferReadFromDiskRequest, data).metadata
+        metadata = parse(schema.proxy.GrpcHostBufferReadFromDiskRequest, data).metadata
         session = self._service.transfers(metadata.session_id).session
         if self._service.directory is None:
             raise StatusError(
@@ -244,76 +254,6 @@ class _Session:
             self._open = False
             self._messages.drop()
             self._service.close(self._session)
-
-
-@final
-class _Unary:
-    """A call with one request."""
-
-    def __init__(
-        self,
-        calls: Calls,
-        stream: Stream,
-        method: str,
-        respond: Callable[[Calls, Stream, bytes], Handler | None],
-    ) -> None:
-        self._calls = calls
-        self._stream = stream
-        self._method = method
-        self._respond = respond
-        self._messages = calls.unary_messages()
-        self._request: bytes | None = None
-        self._done = False
-
-    def data(self, view: memoryview) -> None:
-        if self._done:
-            return
-        try:
-            for message in self._messages.feed(view):
-                if self._request is not None:
-                    raise StatusError(
-                        Code.INVALID_ARGUMENT, f"{self._method} takes one message, not more"
-                    )
-                self._request = message
-        except StatusError as error:
-            self._fail(error)
-
-    def room(self) -> memoryview | None:
-        return None
-
-    def filled(self, count: int) -> None:
-        raise AssertionError("a unary call offers no room")
-
-    def ended(self) -> None:
-        if self._done:
-            return
-        try:
-            if self._request is None or not self._messages.whole():
-                raise StatusError(
-                    Code.INVALID_ARGUMENT, f"the request of {self._method} is not complete"
-                )
-            successor = self._respond(self._calls, self._stream, self._request)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the client is told
-            self._fail(grpc.status_of(error, self._method))
-            return
-        self._done = True
-        if successor is not None:
-            self._stream.handler = successor
-
-    def over(self) -> None:
-        self._done = True
-
-    def _fail(self, error: StatusError) -> None:
-        self._done = True
-        grpc.fail(self._stream, error)
-
-
-def _parse(message_class: Any, data: bytes) -> Any:
-    try:
-        return message_class.FromString(data)
-    except DecodeError as error:
-        name = message_class.DESCRIPTOR.name
-        raise StatusError(Code.INVALID_ARGUMENT, f"the request is no {name}") from error
 
 
 def _init_data(attributes: Any) -> InitData:

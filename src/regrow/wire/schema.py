@@ -43,6 +43,7 @@ _REQUIRED: Final = (
     "xla/python/pjrt_ifrt/xla_sharding.proto",
     "xla/pjrt/proto/compile_options.proto",
     "xla/service/hlo.proto",
+    "xla/pjrt/distributed/coordination/coordination_service.proto",
 )
 
 # A descriptor begins with field 1, its own file name: tag 0x0a, length, text.
@@ -266,4 +267,5 @@ proxy: Final = Namespace("xla.ifrt.proxy")
 ifrt: Final = Namespace("xla.ifrt")
 ifrt_proto: Final = Namespace("xla.ifrt.proto")
 xla: Final = Namespace("xla")
+coordination: Final = Namespace("xla.coordination")
 tensorflow: Final = Namespace("tensorflow")

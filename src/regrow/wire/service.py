@@ -12,16 +12,17 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Protocol, final
 
 from regrow.errors import ProtocolError
 from regrow.wire import frames, methods, sockets
+from regrow.wire.control import Accept
 from regrow.wire.files import TransferDirectory
 from regrow.wire.http2 import Connection, Limits
 from regrow.wire.methods import Gateway
 from regrow.wire.transfers import Session
 
-__all__ = ["Gateway", "Limits", "Server", "Session", "serve"]
+__all__ = ["Gateway", "Limits", "Server", "Service", "Session", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +72,16 @@ async def serve(
     return server
 
 
+class Service(Protocol):
+    """What a server serves."""
+
+    def calls(self, peer: str, tcp: bool) -> Accept:
+        """Who takes the calls of a new connection."""
+
+    def callback_connection(self, sock: socket.socket, nonce: str) -> None:
+        """A connection that is for callbacks; its first 24 bytes have been read."""
+
+
 @final
 class Server:
     """The listening sockets and all their connections.
@@ -79,7 +90,7 @@ class Server:
         port: The TCP port, if there is one.
     """
 
-    def __init__(self, service: methods.Service, limits: Limits) -> None:
+    def __init__(self, service: Service, limits: Limits) -> None:
         self.port: int | None = None
         self._service = service
         self._limits = limits
@@ -135,10 +146,10 @@ class Server:
         """A connection's first 24 bytes are there."""
         if preface.startswith(_CALLBACK_MAGIC):
             nonce = preface[len(_CALLBACK_MAGIC) :].decode("ascii", "replace")
-            self._service.gateway.callback_connection(sock, nonce)
+            self._service.callback_connection(sock, nonce)
             return
-        calls = methods.Calls(self._service, name, tcp=sock.family != socket.AF_UNIX)
-        peer = _Peer(sock, name, calls, self._limits, self._peers.discard)
+        accept = self._service.calls(name, sock.family != socket.AF_UNIX)
+        peer = _Peer(sock, name, accept, self._limits, self._peers.discard)
         self._peers.add(peer)
         peer.start(preface)
 
@@ -202,7 +213,7 @@ class _Peer:
         self,
         sock: socket.socket,
         name: str,
-        calls: methods.Calls,
+        accept: Accept,
         limits: Limits,
         forget: Callable[[_Peer], None],
     ) -> None:
@@ -215,7 +226,7 @@ class _Peer:
         self._writing = False
         # A flush will come anyway: at the end of a read, of the loop's turn, or when writable.
         self._will_flush = True
-        self._connection = Connection(calls.accept, self._wake, limits)
+        self._connection = Connection(accept, self._wake, limits)
 
     def start(self, preface: bytes) -> None:
         """Talk."""

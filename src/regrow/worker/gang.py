@@ -10,8 +10,8 @@ Four rules keep survivors alive, each of them measured:
   ahead into the next collective gives its peers wrong values, or makes gloo abort them with "Received
   data size doesn't match".
 - A launch is made by a thread that can be left alone with it (see `regrow.worker.maker`).
-- No callback for missed heartbeats and heartbeats that never end: the agent's own reaction to an error
-  is to abort the process. The head watches the hosts instead.
+- No callback for missed heartbeats, and deadlines that never come: the agent's own reaction to an
+  error is to abort the process. The head watches the hosts instead.
 - A client that was put aside is kept for a while, and ended by a thread that nobody waits for (see
   `regrow.worker.garbage`): to end one with a stuck collective blocks the thread that does.
 """
@@ -33,7 +33,7 @@ from jaxlib import _jax
 from jaxlib import xla_client as xc
 
 from regrow.channel.commands import EpochBroken, FailEpoch, FormEpoch
-from regrow.errors import Code, WaitTimeout
+from regrow.errors import Code
 from regrow.worker.callbacks import marked
 from regrow.worker.maker import Abandoned, Maker
 from regrow.worker.platform import Domain, shards_of
@@ -42,7 +42,7 @@ from regrow.worker.store import PartError, epoch_ended, epoch_over
 log = logging.getLogger(__name__)
 
 NEVER_S: Final = 1_000_000
-_CONNECT_S: Final = 30
+_FORMED_S: Final = 90
 _TOPOLOGY_MINUTES: Final = 1
 _IDS_PER_NODE: Final = 2048
 _KEEP_S: Final = 5.0
@@ -137,8 +137,6 @@ class Gang:
         self._on_broken = on_broken
         self._port = 0
         self._agent: Any = None
-        self._address = ""
-        self._addressed = threading.Event()
         self._formed = threading.Event()
         self._launches: deque[int] = deque(maxlen=_IN_FLIGHT)
         self._last: _Launch | None = None
@@ -178,23 +176,14 @@ class Gang:
             self._formed.set()
         return True
 
-    def meet_at(self, address: str) -> None:
-        """Tells where the members meet; any thread."""
-        self._address = address
-        self._addressed.set()
-
     def _join(self) -> None:
         form = self._form
-        if not self._addressed.wait(_CONNECT_S):
-            raise WaitTimeout(f"the address of epoch {self.epoch}", _CONNECT_S)
-        if self.failure is not None:
-            raise self.failure.fresh()
         agent = _jax.get_distributed_runtime_client(
-            self._address,
-            form.node,
-            init_timeout=_CONNECT_S,
+            form.address,
+            form.key,
+            init_timeout=NEVER_S,
             heartbeat_timeout=NEVER_S,
-            shutdown_timeout=1,
+            shutdown_timeout=NEVER_S,
             shutdown_on_destruction=False,
             use_compression=False,
         )
@@ -240,7 +229,7 @@ class Gang:
         Raises:
             PartError: It could not be formed, or its epoch has ended.
         """
-        self._formed.wait(_CONNECT_S + 60 * _TOPOLOGY_MINUTES)
+        self._formed.wait(_FORMED_S)
         if self.failure is not None:
             raise self.failure.fresh()
         domain = self.domain
@@ -393,7 +382,7 @@ class Gang:
             return
         self._command = command
         self.failure = PartError(Code.DATA_LOSS, command.message, self.epoch)
-        for event in (self._formed, self._addressed, self._made, self._over):
+        for event in (self._formed, self._made, self._over):
             event.set()
         self._maker.abandon()
         last = self._last

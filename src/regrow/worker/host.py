@@ -55,7 +55,6 @@ class Host:
         self._memory = ArenaView()
         self._programs: dict[int, Program | Colocated | PartError] = {}
         self._gangs: dict[int, Gang] = {}
-        self._addresses: dict[int, str] = {}
         self._failed_epochs: dict[int, c.FailEpoch] = {}
         self._queue: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix="helper")
@@ -78,7 +77,6 @@ class Host:
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             c.Ping: self._ping,
             c.FailEpoch: self._fail_epoch,
-            c.EpochAddress: self._epoch_address,
             c.Expect: promises.expect,
             c.Fill: promises.fill,
             c.FillError: promises.fail,
@@ -154,13 +152,6 @@ class Host:
         gang = self._gangs.pop(command.epoch, None)
         if gang is not None:
             gang.fail(command)
-
-    def _epoch_address(self, command: c.EpochAddress) -> None:
-        # Only `FormEpoch` is in the queue; the address may come before its turn.
-        self._addresses[command.epoch] = command.address
-        gang = self._gangs.get(command.epoch)
-        if gang is not None:
-            gang.meet_at(command.address)
 
     def _callback_result(self, command: c.CallbackResult) -> None:
         self._relay.answered(command.call, command.answer)
@@ -285,13 +276,10 @@ class Host:
         self._drop_programs()
         self._gangs[command.epoch] = gang
         # What came at once may have been meant for this gang before it was there.
-        if command.epoch in self._addresses:
-            gang.meet_at(self._addresses.pop(command.epoch))
         if command.epoch in self._failed_epochs:
             self._fail_epoch(self._failed_epochs[command.epoch])
-        for told in (self._addresses, self._failed_epochs):
-            for epoch in [epoch for epoch in list(told) if epoch < command.epoch]:
-                told.pop(epoch, None)  # Epochs come in order: these have had their turn.
+        for epoch in [epoch for epoch in list(self._failed_epochs) if epoch < command.epoch]:
+            self._failed_epochs.pop(epoch, None)  # Epochs come in order: it has had its turn.
         if former is not None:
             former.retire()
             for epoch in list(self._gangs)[:-_GANGS_KEPT]:

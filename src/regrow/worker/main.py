@@ -1,4 +1,4 @@
-"""The entry points of the processes beside the head: a host of a slice, the compiler, the coordinator."""
+"""The entry points of the processes beside the head: a host of a slice, the compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD_GONE: Final = 75
 
 
 class Service(Protocol):
-    """What the three kinds of process have in common."""
+    """What both kinds of process have in common."""
 
     def connect(self, sender: Any) -> None:
         """Names the channel that reports go to."""
@@ -61,13 +61,6 @@ def run_compiler(spec: dict[str, Any]) -> NoReturn:
     from regrow.worker.compiler import Compiler
 
     _serve(spec, "compiler", lambda: Compiler(len(spec["devices"])))
-
-
-def run_coordinator(spec: dict[str, Any]) -> NoReturn:
-    """The coordinator."""
-    from regrow.worker.coordinator import Coordinator
-
-    _serve(spec, "coordinator", lambda: Coordinator(spec.get("hostname", "127.0.0.1")))
 
 
 def _serve(spec: dict[str, Any], role: Role, make: Callable[[], Service]) -> NoReturn:
