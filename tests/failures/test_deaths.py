@@ -169,7 +169,7 @@ def test_the_loss_of_a_slice_meets_only_who_uses_it(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "phase",
     [
-        phase if phase == "collective" else pytest.param(phase, marks=pytest.mark.slow)
+        phase if phase in ("idle", "collective") else pytest.param(phase, marks=pytest.mark.slow)
         for phase in PHASES
     ],
 )

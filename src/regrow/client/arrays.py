@@ -1,4 +1,9 @@
-"""NumPy arrays with negative or zero strides, which the stock client refuses, are sent as a copy."""
+"""NumPy arrays on their way to devices.
+
+Those with negative or zero strides, which the stock client refuses, are sent as a copy. And for each kind
+of array its layout is asked for at once: jit's own fast path asks for it later, and there jaxlib ends the
+process if the head has died meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +29,13 @@ def install() -> None:
     ) -> Any:
         # Refused arrays are rare, and looking at each array's strides would cost every call.
         try:
-            return stock(aval, sharding, xs, *args, **kwargs)
+            made = stock(aval, sharding, xs, *args, **kwargs)
         except jax.errors.JaxRuntimeError:
             if not any(map(_refused, xs)):
                 raise
-        return stock(aval, sharding, [_plain(x) for x in xs], *args, **kwargs)
+            made = stock(aval, sharding, [_plain(x) for x in xs], *args, **kwargs)
+        made._pjrt_layout  # noqa: B018 - the client keeps it by type, shape and device
+        return made
 
     pxla.batched_device_put = batched_device_put
 
