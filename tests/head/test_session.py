@@ -8,7 +8,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -179,32 +178,7 @@ def test_answers_that_nobody_waits_for_come_soon_and_before_later_ones() -> None
     run(main)
 
 
-# --- files, lookups -------------------------------------------------------------------------------
-
-
-def test_a_buffer_from_a_file(tmp_path: Path) -> None:
-    async def main(world: World) -> None:
-        session, responses = world.session()
-        data = np.arange(40_000, dtype=np.float32).tobytes()
-        (tmp_path / "1").write_bytes(data)
-        session.store_from_file(1, len(data), str(tmp_path / "1"))
-        send(session, put(1, 1, 1, (40_000,), one(0)))
-        session.store_from_file(2, len(data) + 1, str(tmp_path / "1"))
-        send(session, put(2, 2, 2, (4,), one(0)))
-        assert [r.response_metadata.status.code for r in responses] == [0, Code.INVALID_ARGUMENT]
-        (tmp_path / "link").symlink_to(tmp_path / "1")
-        with pytest.raises(StatusError, match="host buffer 3") as caught:
-            session.store_from_file(3, len(data), str(tmp_path / "link"))
-        assert caught.value.code is Code.INVALID_ARGUMENT
-        with pytest.raises(StatusError, match="host buffer 4"):
-            session.store_from_file(4, 4, str(tmp_path / "missing"))
-        send(session, put(3, 3, 3, (4,), one(0)))
-        assert responses[-1].response_metadata.status.code == Code.INVALID_ARGUMENT
-        del caught
-        session.closed()
-        await world.check_nothing_left()
-
-    run(main)
+# --- lookups -------------------------------------------------------------------------------------
 
 
 def test_lookup_and_delete() -> None:

@@ -199,9 +199,6 @@ class FakeSession:
         self.events.append(("abort", handle))
         del self.buffers[handle]
 
-    def store_from_file(self, handle: int, size: int, path: str) -> None:
-        self.events.append(("file", handle, size, path))
-
     def lookup(self, handle: int) -> memoryview | None:
         return self.buffers.get(handle)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from regrow.errors import Code, StatusError
 from regrow.wire import frames, grpc, schema
-from regrow.wire.files import TransferDirectory
 from regrow.wire.http2 import Limits
 from regrow.wire.methods import Calls, Service
 from regrow.wire.unary import Unary
@@ -44,12 +42,7 @@ class Wire:
     def __init__(self, h2_client: Any, gateway: Any, metadata: Any, **options: Any) -> None:
         self.gateway = gateway
         self.metadata = metadata
-        directory = options.get("directory")
-        self.service = Service(
-            gateway,
-            TransferDirectory(directory) if directory else None,
-            options.get("message_limit_bytes", 1 << 20),
-        )
+        self.service = Service(gateway, options.get("message_limit_bytes", 1 << 20))
         self._h2_client = h2_client
         self._next = 1
 
@@ -551,44 +544,13 @@ def disk_request(handle: int, size: int) -> Any:
     return request
 
 
-def test_a_buffer_from_a_file(
-    h2_client: Any, gateway: Any, new_session_metadata: Any, tmp_path: Path
-) -> None:
-    wire = Wire(h2_client, gateway, new_session_metadata, directory=tmp_path)
-    client = wire.client()
-    _, session = wire.open(client)
-    (tmp_path / "lt_5").write_bytes(b"abc")
-    (tmp_path / "lt_6").symlink_to(tmp_path / "lt_5")
-    (tmp_path / "lt_7").mkdir()
-    stream = wire.call(client, "HostBufferReadFromDisk", disk_request(5, 3))
-    assert client.replies[stream].status == 0
-    assert session.events == [("file", 5, 3, str(tmp_path / "lt_5"))]
-    for handle, size, code, text in (
-        (5, 4, 3, "has 3 bytes, host buffer 5 has 4"),
-        (5, -4, 3, "has 3 bytes, host buffer 5 has -4"),
-        (6, 3, 3, "is no regular file"),
-        (7, 3, 3, "is no regular file"),
-        (8, 3, 9, "cannot be read here: No such file or directory"),
-    ):
-        stream = wire.call(client, "HostBufferReadFromDisk", disk_request(handle, size))
-        assert told(client.replies[stream])[0] == code
-        assert text in told(client.replies[stream])[1]
-    assert len(session.events) == 1
-
-
-def test_handles_beyond_32_bits_have_the_file_name_that_the_client_gives(tmp_path: Path) -> None:
-    (tmp_path / "lt_-2147483648").write_bytes(b"abc")
-    assert TransferDirectory(tmp_path).path(1 << 31, 3) == str(tmp_path / "lt_-2147483648")
-
-
-def test_no_files_without_a_directory(wire: Wire) -> None:
+def test_buffers_from_files_are_refused(wire: Wire) -> None:
     client = wire.client()
     wire.open(client)
     stream = wire.call(client, "HostBufferReadFromDisk", disk_request(5, 3))
-    assert told(client.replies[stream]) == (
-        9,
-        "this server was started without a transfer directory",
-    )
+    code, text = told(client.replies[stream])
+    assert code == 12
+    assert "unset IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY" in text
 
 
 # Nothing that a client sends may break more than its connection.

@@ -70,7 +70,6 @@ class Head:
             self._gateway,
             unix_path=self._config.client_socket,
             tcp=None if tcp is None else (tcp.host, tcp.port),
-            transfer_directory=None,
         )
         await self._control.start()
         self._meeting = serve_coordination(self._runtime.coordination, self._config.epoch_socket)

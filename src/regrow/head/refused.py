@@ -55,10 +55,6 @@ class RefusedSession:
     def store_abort(self, handle: int) -> None:
         """Nothing was stored."""
 
-    def store_from_file(self, handle: int, size: int, path: str) -> None:
-        """No other call finds this session."""
-        raise self._error.fresh()
-
     def lookup(self, handle: int) -> memoryview | None:
         """It has no host buffers."""
         return None

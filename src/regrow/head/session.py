@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, final
@@ -134,24 +133,6 @@ class Session:
     def _fail_buffer(self, handle: int, error: StatusError) -> None:
         self._tables.host_buffers[handle] = error
         self._go_on()
-
-    def store_from_file(self, handle: int, size: int, path: str) -> None:
-        """The host buffer is in a file.
-
-        Raises:
-            StatusError: The file cannot be read.
-        """
-        view = self.store_begin(handle, size)
-        try:
-            complete = _read_into(view, path)
-        except OSError as error:
-            self.store_abort(handle)
-            text = f"host buffer {handle} cannot be read from its file: {error.strerror}"
-            raise StatusError.user(Code.INVALID_ARGUMENT, text) from None
-        if complete:
-            self.store_end(handle)
-        else:
-            self.store_abort(handle)
 
     def lookup(self, handle: int) -> memoryview | None:
         """The bytes of a host buffer."""
@@ -279,15 +260,3 @@ class Session:
 
     def _init_request(self, _: Any) -> Any:
         return self._init(self.session_id)
-
-
-def _read_into(view: memoryview, path: str) -> bool:
-    """Fills `view` from a file; False if that is too short."""
-    # The directory is the client's: a link in it must not lead elsewhere.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
-        while len(view):
-            count = file.readinto(view)
-            if not count:
-                return False
-            view = view[count:]
-    return True

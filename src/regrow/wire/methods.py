@@ -10,7 +10,6 @@ from typing import Any, Final, Protocol, TypeAlias, final
 from regrow.errors import Code, StatusError
 from regrow.wire import grpc, schema
 from regrow.wire.control import Accept
-from regrow.wire.files import TransferDirectory
 from regrow.wire.headers import Headers
 from regrow.wire.streams import IGNORE, Handler, Stream
 from regrow.wire.transfers import Lookup, Session, Store, Transfers
@@ -53,11 +52,8 @@ class Gateway(Protocol):
 class Service:
     """What all connections of a server share."""
 
-    def __init__(
-        self, gateway: Gateway, directory: TransferDirectory | None, message_limit_bytes: int
-    ) -> None:
+    def __init__(self, gateway: Gateway, message_limit_bytes: int) -> None:
         self.gateway = gateway
-        self.directory = directory
         self.message_limit_bytes = message_limit_bytes
         self._transfers: dict[int, Transfers] = {}
 
@@ -181,15 +177,12 @@ class Calls:
         grpc.answer(stream, b"")
 
     def _read_from_disk(self, stream: Stream, data: bytes) -> None:
-        metadata = parse(schema.proxy.GrpcHostBufferReadFromDiskRequest, data).metadata
-        session = self._service.transfers(metadata.session_id).session
-        if self._service.directory is None:
-            raise StatusError(
-                Code.FAILED_PRECONDITION, "this server was started without a transfer directory"
-            )
-        path = self._service.directory.path(metadata.handle, metadata.buffer_size)
-        session.store_from_file(metadata.handle, metadata.buffer_size, path)
-        grpc.answer(stream, b"")
+        # Clients name the files by numbers of their own, so two clients would read each other's.
+        raise StatusError(
+            Code.UNIMPLEMENTED,
+            "this server takes no buffers from files: unset "
+            "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY",
+        )
 
     _unary: Final[dict[bytes, Callable[[Calls, Stream, bytes], Handler | None]]] = {
         b"GetVersion": _get_version,

@@ -17,7 +17,6 @@ from typing import Final, Protocol, final
 from regrow.errors import ProtocolError
 from regrow.wire import frames, methods, sockets
 from regrow.wire.control import Accept
-from regrow.wire.files import TransferDirectory
 from regrow.wire.http2 import Connection, Limits
 from regrow.wire.methods import Gateway
 from regrow.wire.transfers import Session
@@ -41,7 +40,6 @@ async def serve(
     *,
     unix_path: str | os.PathLike[str] | None,
     tcp: tuple[str, int] | None,
-    transfer_directory: str | None = None,
     limits: Limits | None = None,
     message_limit_bytes: int = _MESSAGE_LIMIT_BYTES,
 ) -> Server:
@@ -51,15 +49,13 @@ async def serve(
         gateway: Opens sessions.
         unix_path: The Unix socket to create, for its owner only.
         tcp: Host and port; port 0 takes a free one.
-        transfer_directory: Where clients may leave large buffers as files.
         limits: What a client may ask of a connection.
         message_limit_bytes: The largest request, and what a connection may have incomplete.
 
     Raises:
         ClusterStartError: An address cannot be served.
     """
-    directory = TransferDirectory(transfer_directory) if transfer_directory else None
-    service = methods.Service(gateway, directory, message_limit_bytes)
+    service = methods.Service(gateway, message_limit_bytes)
     server = Server(service, limits or Limits())
     try:
         if unix_path is not None:

@@ -33,9 +33,6 @@ class Session(Protocol):
     def store_abort(self, handle: int) -> None:
         """The host buffer will not become complete."""
 
-    def store_from_file(self, handle: int, size: int, path: str) -> None:
-        """The host buffer is in a file, which the session takes over."""
-
     def lookup(self, handle: int) -> memoryview | None:
         """A host buffer; it lives until `delete` or `closed`."""
 
