@@ -61,6 +61,9 @@ class FakeHead:
     async def wait_client(self, timeout_s):
         raise WaitTimeout("a client", timeout_s)
 
+    def progress(self, step, phase):
+        self.asked.append((phase, step))
+
     def shutdown(self):
         self.end.set()
 
@@ -106,7 +109,9 @@ def test_requests_and_answers(served):
     assert request(served.path, "status") == {"slices": []}
     assert request(served.path, "kill", index=2) is None
     request(served.path, "stop", index=0)
-    assert served.head.asked == [("kill", 2), ("stop", 0)]
+    request(served.path, "progress", step=9, phase="load")
+    request(served.path, "progress")
+    assert served.head.asked == [("kill", 2), ("stop", 0), ("load", 9), (None, None)]
 
 
 def test_only_the_owner_can_open_it(served):
@@ -120,6 +125,9 @@ def test_errors_keep_their_class(served):
         request(served.path, "kill", index="one")
     with pytest.raises(UsageError, match="True is no index"):
         request(served.path, "kill", index=True)
+    for params in ({"step": "9"}, {"step": True}, {"step": -1}, {"phase": "a b"}, {"phase": 3}):
+        with pytest.raises(UsageError, match=r"is no (step|phase)"):
+            request(served.path, "progress", **params)
     with pytest.raises(UsageError, match="no control method 'fly'"):
         request(served.path, "fly")
 

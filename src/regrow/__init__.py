@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regrow.client.connect import connect
     from regrow.cluster import LocalCluster
+    from regrow.elastic.causes import explain
 
 __version__ = "0.1.0"
-__all__ = ["LocalCluster", "__version__", "connect"]
+__all__ = ["LocalCluster", "__version__", "connect", "explain"]
 
 # Every process of a cluster imports this package; it must cost nothing.
-_HOMES = {"LocalCluster": "regrow.cluster", "connect": "regrow.client.connect"}
+_HOMES = {
+    "LocalCluster": "regrow.cluster",
+    "connect": "regrow.client.connect",
+    "explain": "regrow.elastic.causes",
+}
 
 
 def __getattr__(name: str) -> Any:

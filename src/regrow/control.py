@@ -30,6 +30,7 @@ Method = Literal[
     "restore",
     "wait_healthy",
     "wait_client",
+    "progress",
     "events",
     "shutdown",
 ]

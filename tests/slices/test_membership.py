@@ -30,6 +30,7 @@ from regrow.slices import (
     Membership,
     Noted,
     Policy,
+    Progressed,
     Request,
     RestoreRequested,
     ShutdownRequested,
@@ -589,28 +590,38 @@ def test_a_loss_in_words(make: Make) -> None:
     world.now += 0.02
     lost_it = "was lost: host 0 (pid 1001) was ended by SIGKILL"
     later = "Arrays that lived on it are gone; new arrays work when it has returned."
-    assert world.loss(0) == f"{lost_it}, 0.02 s ago (incarnation 1; it returns in 0.98 s). {later}"
+    heard = "incarnation 1; last heard 0 s before"
+    assert world.loss(0) == f"{lost_it}, 0.02 s ago ({heard}; it returns in 0.98 s). {later}"
     world.wait(0.98)
-    assert (
-        world.loss(0) == f"{lost_it}, 1 s ago (incarnation 1; now incarnation 2, starting). {later}"
-    )
+    assert world.loss(0) == f"{lost_it}, 1 s ago ({heard}; now incarnation 2, starting). {later}"
     assert world.loss(0, 2) == (
         "is not up: incarnation 2 has been starting for 0 s; the one before was lost: "
         "host 0 (pid 1001) was ended by SIGKILL"
     )
     world.come_up(0)
     assert world.loss(0) == (
-        f"{lost_it}, 1 s ago (incarnation 1; now incarnation 2, up). "
+        f"{lost_it}, 1 s ago ({heard}; now incarnation 2, up). "
         "Arrays that lived on it are gone; new arrays on the returned slice work."
     )
+
+
+def test_a_loss_tells_what_the_client_was_doing(make: Make) -> None:
+    world = make(1, 1)
+    world.wait(0.25)
+    assert world.do(Progressed(120, "load")) == []
+    world.exit(0)
+    assert "(incarnation 1; last heard 0.25 s before, in step 120, phase load; " in world.loss(0)
+    world.do(Progressed(None, None))
+    world.exit(1)
+    assert "(incarnation 1; last heard 0.25 s before; it returns " in world.loss(1)
 
 
 def test_a_loss_in_words_without_return(make: Make) -> None:
     world = make(1)
     world.exit(0)
-    assert "(incarnation 1; it returns when asked)" in world.loss(0)
+    assert "(incarnation 1; last heard 0 s before; it returns when asked)" in world.loss(0)
     world.do(ShutdownRequested())
-    assert "(incarnation 1; the cluster is shutting down)" in world.loss(0)
+    assert "(incarnation 1; last heard 0 s before; the cluster is shutting down)" in world.loss(0)
 
 
 def test_a_loss_is_one_line_without_the_words_of_other_errors(make: Make) -> None:

@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import socket
 import struct
 import time
@@ -24,6 +25,7 @@ _MAX_REQUEST_BYTES: Final = 1 << 16
 _MAX_CONNECTIONS: Final = 64
 _MAX_BACKLOG_BYTES: Final = 1 << 20
 _CREDENTIALS: Final = struct.Struct("3i")
+_PHASE: Final = re.compile(r"[\w-]{1,40}", re.ASCII)
 
 
 class Controlled(Protocol):
@@ -55,6 +57,10 @@ class Controlled(Protocol):
 
     async def wait_client(self, timeout_s: float | None) -> None:
         """Returns when a client has connected; raises `WaitTimeout` at the deadline."""
+        ...
+
+    def progress(self, step: int | None, phase: str | None) -> None:
+        """Takes what a client says that it is doing, for the texts of losses."""
         ...
 
     def shutdown(self) -> None:
@@ -186,6 +192,8 @@ class ControlServer:
                 return await done if inspect.isawaitable(done) else done
             case "wait_healthy" | "wait_client":
                 return await getattr(self._head, method)(_timeout(params))
+            case "progress":
+                return self._head.progress(*_progress(params))
             case "events":
                 self._subscribers.add(writer)
                 return None
@@ -212,6 +220,15 @@ def _index(params: dict[str, Any]) -> int:
     if type(index) is not int:
         raise UsageError(f"{index!r} is no index of a slice")
     return index
+
+
+def _progress(params: dict[str, Any]) -> tuple[int | None, str | None]:
+    step, phase = params.get("step"), params.get("phase")
+    if step is not None and (type(step) is not int or step < 0):
+        raise UsageError(f"{step!r} is no step")
+    if phase is not None and not (isinstance(phase, str) and _PHASE.fullmatch(phase)):
+        raise UsageError(f"{phase!r} is no phase")
+    return step, phase
 
 
 def _timeout(params: dict[str, Any]) -> float | None:

@@ -23,6 +23,7 @@ from regrow.head.gateway import PROTOCOL_MAX, PROTOCOL_MIN, Gateway
 from regrow.head.runtime import Runtime
 from regrow.head.topology import Topology
 from regrow.launchers.local import LocalLauncher
+from regrow.slices import Progressed
 from regrow.wire.schema import jaxlib_version
 from regrow.wire.service import Server, serve
 
@@ -123,6 +124,8 @@ class Head:
         self._clients = clients
         if more:
             self._client.set()
+        elif not clients:
+            self.progress(None, None)
         self._control.publish(make_event("client_connected" if more else "client_gone"))
 
     # --- what can be asked of a head ---
@@ -174,6 +177,10 @@ class Head:
                 await self._client.wait()
         except TimeoutError:
             raise WaitTimeout("a client to connect", timeout_s or 0) from None
+
+    def progress(self, step: int | None, phase: str | None) -> None:
+        """Takes what a client says that it is doing, for the texts of losses."""
+        self._fleet.handle(Progressed(step, phase))
 
     def shutdown(self) -> None:
         """Begins to end the cluster."""

@@ -12,6 +12,7 @@ from regrow.slices.model import (
     ContRequested,
     HostState,
     KillRequested,
+    Loss,
     Policy,
     Request,
     RestoreRequested,
@@ -61,7 +62,19 @@ def loss_text(machine: SliceMachine, incarnation: int, now: float) -> str:
     what = "was lost" if loss.was_up else "did not start"
     head = f"{what}: {loss.cause}, {seconds(now - loss.at)} ago (incarnation {incarnation}; "
     # Only the cause is foreign text, and it was cleaned and cut when it came in.
-    return f"{head}{_present(machine, incarnation, now)}). {_advice(machine)}"
+    return f"{head}{_facts(loss)}{_present(machine, incarnation, now)}). {_advice(machine)}"
+
+
+def _facts(loss: Loss) -> str:
+    """What `regrow.explain` reads out of the text, beside the cause."""
+    facts = []
+    if loss.heard_at is not None:
+        facts.append(f"last heard {seconds(loss.at - loss.heard_at)} before")
+    if loss.during is not None and loss.during.step is not None:
+        facts.append(f"in step {loss.during.step}")
+    if loss.during is not None and loss.during.phase is not None:
+        facts.append(f"phase {loss.during.phase}")
+    return f"{', '.join(facts)}; " if facts else ""
 
 
 def _not_lost_text(machine: SliceMachine, incarnation: int, now: float) -> str:

@@ -30,6 +30,7 @@ from regrow.slices.model import (
     HostStartFailed,
     Loss,
     Policy,
+    Progressed,
     SliceInfo,
     SliceLost,
     SliceState,
@@ -51,6 +52,7 @@ class SliceMachine:
         "_policy",
         "_stale",
         "_stopped",
+        "during",
         "ever_up",
         "fenced",
         "hosts",
@@ -69,6 +71,7 @@ class SliceMachine:
         self.index = index
         self.incarnation = 0
         self.state: SliceState = "down"
+        self.during: Progressed | None = None
         self.hosts = [HostRecord(host) for host in range(hosts)]
         self.ever_up = False
         self.fenced = True
@@ -240,7 +243,11 @@ class SliceMachine:
         """Declares the current incarnation lost. `asked`: by an operator, so no failed start."""
         was_up = self.state in LIVE
         self._move("lost")
-        self.losses[self.incarnation] = Loss(self.incarnation, cause, now, was_up)
+        heard = [host.heard_at for host in self.hosts if host.heard_at is not None]
+        heard_at = min(heard) if len(heard) == len(self.hosts) else None
+        self.losses[self.incarnation] = Loss(
+            self.incarnation, cause, now, was_up, heard_at, self.during
+        )
         while len(self.losses) > _MAX_LOSSES:
             del self.losses[next(iter(self.losses))]
         self.fenced = all(host.gone for host in self.hosts)

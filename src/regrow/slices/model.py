@@ -239,6 +239,14 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """The client says what it is doing; both are None where it does not say."""
+
+    step: int | None
+    phase: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class StartRequested:
     """Starts every slice that has never been started."""
 
@@ -250,7 +258,7 @@ class ShutdownRequested:
 
 Request: TypeAlias = KillRequested | RestoreRequested | StopRequested | ContRequested
 SliceEvent: TypeAlias = Fenced | Request | Noted
-Event: TypeAlias = HostEvent | SliceEvent | StartRequested | ShutdownRequested
+Event: TypeAlias = HostEvent | SliceEvent | Progressed | StartRequested | ShutdownRequested
 
 
 # --- actions: what the caller must do, in order -------------------------------------------------
@@ -362,9 +370,20 @@ class SliceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How an incarnation ended."""
+    """How an incarnation ended.
+
+    Attributes:
+        incarnation: Which one.
+        cause: In words.
+        at: When.
+        was_up: False for a start that failed.
+        heard_at: When all its hosts had last been heard; None if one never was.
+        during: What the client was doing, if it had said so.
+    """
 
     incarnation: int
     cause: str
     at: float
     was_up: bool
+    heard_at: float | None = None
+    during: Progressed | None = None

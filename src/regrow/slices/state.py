@@ -36,6 +36,7 @@ from regrow.slices.model import (
     KillRequested,
     Noted,
     Policy,
+    Progressed,
     Request,
     RestoreRequested,
     ShutdownRequested,
@@ -83,6 +84,10 @@ class Membership:
         """
         if isinstance(event, StartRequested):
             return self._start_all(now)
+        if isinstance(event, Progressed):
+            for machine in self._slices:
+                machine.during = event
+            return ()
         if isinstance(event, ShutdownRequested):
             return tuple(act for machine in self._slices for act in machine.shut_down(now))
         machine = self._machine(event.index)

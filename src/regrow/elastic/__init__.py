@@ -1,0 +1,30 @@
+"""What elastic training code imports.
+
+`regrow.elastic.manager` and `regrow.elastic.elastic` stand in for the modules of the same name of
+pathwaysutils, `Snapshotter` for Orbax's. What needs a library says so when it is used; importing
+this package needs none, not even JAX.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from regrow.elastic.causes import SliceLoss, explain
+from regrow.elastic.progress import at_step, phase
+
+if TYPE_CHECKING:
+    from regrow.elastic.manager import Manager
+
+__all__ = ["Manager", "SliceLoss", "at_step", "explain", "phase"]
+
+_HOMES = {"Manager": "regrow.elastic.manager"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regrow.elastic' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
