@@ -14,6 +14,7 @@
     ├── ResourceError         shared memory or another bounded resource is used up
     ├── UnsupportedError      this jax, jaxlib or machine lacks something that is needed
     ├── LaunchError           a host process could not be started
+    ├── SnapshotError         no snapshot of a training state can be loaded; also a RuntimeError
     └── StatusError           what a JAX client sees: a canonical code and a message
         └── SliceLostError    always code DATA_LOSS; begins "slice N"
 
@@ -149,6 +150,10 @@ class UnsupportedError(RegrowError):
 
 class LaunchError(RegrowError):
     """A host process could not be started."""
+
+
+class SnapshotError(RegrowError, RuntimeError):
+    """There is no snapshot of a training state, or nothing of it is left."""
 
 
 class StatusError(RegrowError):

@@ -14,10 +14,11 @@ from regrow.elastic.progress import at_step, phase
 
 if TYPE_CHECKING:
     from regrow.elastic.manager import Manager
+    from regrow.elastic.snapshotter import Snapshotter
 
-__all__ = ["Manager", "SliceLoss", "at_step", "explain", "phase"]
+__all__ = ["Manager", "SliceLoss", "Snapshotter", "at_step", "explain", "phase"]
 
-_HOMES = {"Manager": "regrow.elastic.manager"}
+_HOMES = {"Manager": "regrow.elastic.manager", "Snapshotter": "regrow.elastic.snapshotter"}
 
 
 def __getattr__(name: str) -> Any:

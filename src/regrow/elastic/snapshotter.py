@@ -1,0 +1,163 @@
+"""`Snapshotter`: the training state in the host memory of every slice."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import jax
+
+from regrow.elastic import progress, snapshots
+from regrow.elastic.causes import explain
+from regrow.elastic.snapshot_slot import SnapshotSlot, Ticket
+from regrow.elastic.snapshots import Snapshot
+from regrow.elastic.trees import Tree, check_target
+from regrow.errors import SnapshotError, WaitTimeout
+
+_logger = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SnapshotMetadata:
+    """What is known of a snapshot; has the fields of Orbax's `CheckpointMetadata`.
+
+    Attributes:
+        step: The step that it was saved with.
+        path: Empty: it is in memory.
+        metadata: None.
+    """
+
+    step: int
+    path: Path = Path()
+    metadata: None = None
+
+
+@final
+class Snapshotter:
+    """Keeps the latest state in pinned host memory, a whole copy in each replica.
+
+    A drop-in for `ocp.v1.training.pathways.Snapshotter`. What it does differently:
+
+    * `load` gives nothing away until what it restored is committed: whatever is lost in the middle
+      of it, the next `load` finds the snapshot as it was;
+    * each replica is verified by content hashes, and one that is corrupt or lost yields to another;
+    * state and target are compared leaf by leaf, before anything moves;
+    * leaves on one device, PRNG keys and leaves that are no arrays are saved, too;
+    * there are never more than two snapshots, the latest and the one that is being made.
+
+    Its methods may be called from any thread.
+    """
+
+    def __init__(self, *, replica_axis_index: int = 0) -> None:
+        """Makes one without a snapshot.
+
+        Args:
+            replica_axis_index: Which axis of the mesh has one index for each replica; usually a
+                replica is a slice. Negative: from the end. Arrays must not be sharded over it.
+        """
+        self.replica_axis_index = replica_axis_index
+        self._slot: SnapshotSlot[Snapshot] = SnapshotSlot()
+
+    @property
+    def latest(self) -> SnapshotMetadata | None:
+        """The snapshot that `load` would restore; None if there is none."""
+        latest = self._slot.latest
+        return None if latest is None else SnapshotMetadata(latest[0])
+
+    def save(self, step: int, state: Any) -> bool:
+        """Begins to copy a state to host memory, and returns; the state may be donated at once.
+
+        When all of it is there, in every replica, it becomes the latest; if a slice is lost before,
+        the former one stays.
+
+        Args:
+            step: The training step that it belongs to.
+            state: A tree of arrays and other leaves. Arrays have a `NamedSharding` over a mesh, or
+                lie on one device.
+
+        Returns:
+            False: one is being made, so this one is skipped (a line in the log says so).
+
+        Raises:
+            UsageError: The state cannot be saved; names the leaf by its path.
+            JaxRuntimeError: A slice that is needed is lost.
+        """
+        ticket = self._slot.begin(step)
+        if ticket is None:
+            _logger.warning(
+                "no snapshot of step %d: that of step %s is being made", step, self._slot.making
+            )
+            return False
+        progress.at_snapshot(step)
+        try:
+            begun = snapshots.begin(step, state, self.replica_axis_index)
+            threading.Thread(
+                target=self._finish, args=(ticket, begun), name="regrow-snapshot", daemon=True
+            ).start()
+        except BaseException:
+            self._slot.give_up(ticket)
+            raise
+        return True
+
+    def load(self, abstract_state: Any, *, reset_snapshot_state: bool = True) -> Any:
+        """Restores the latest snapshot.
+
+        Args:
+            abstract_state: The tree that was saved, with a `jax.ShapeDtypeStruct` with a sharding
+                (or an array) in place of each array, and anything in place of other leaves.
+            reset_snapshot_state: Whether the snapshot is laid out anew, too, so that each replica of
+                the new mesh has a copy. A save that is under way then is dropped.
+
+        Returns:
+            The state on the shardings of `abstract_state`, complete.
+
+        Raises:
+            SnapshotError: There is no snapshot, or no replica of it is left (a `RuntimeError`).
+            UsageError: It does not fit `abstract_state`; names the first leaf that differs.
+            JaxRuntimeError: A slice was lost meanwhile. The snapshot is as good as before.
+        """
+        latest = self._slot.latest
+        if latest is None:
+            raise SnapshotError("No snapshots available to restore from.")
+        step, snapshot = latest
+        target = Tree.of(abstract_state)
+        check_target(snapshot.shape, target)
+        with progress.phase("load"):
+            replicas = snapshots.sound_replicas(snapshot)
+            axis = self.replica_axis_index if reset_snapshot_state else None
+            state, again = snapshots.restore(snapshot, replicas, target, axis)
+        if reset_snapshot_state:
+            self._slot.replace(step, again or snapshot)
+        return state
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until no snapshot is being made.
+
+        Args:
+            timeout: How long, in seconds; None: until it has succeeded or failed.
+
+        Raises:
+            WaitTimeout: One is still being made.
+        """
+        if not self._slot.wait(timeout):
+            raise WaitTimeout(f"the snapshot of step {self._slot.making}", timeout or 0.0)
+
+    def _finish(self, ticket: Ticket, begun: Snapshot) -> None:
+        try:
+            done = begun.finished()
+        except jax.errors.JaxRuntimeError as error:
+            self._slot.give_up(ticket)
+            cause = explain(error) or str(error).splitlines()[0]
+            latest = self._slot.latest
+            stays = "there is none" if latest is None else f"that of step {latest[0]} stays"
+            _logger.warning("no snapshot of step %d, %s: %s", ticket.step, stays, cause)
+        except BaseException:
+            self._slot.give_up(ticket)
+            _logger.exception("the snapshot of step %d failed", ticket.step)
+        else:
+            if not self._slot.commit(ticket, done):
+                _logger.info("the snapshot of step %d was overtaken by a load", ticket.step)

@@ -1,0 +1,23 @@
+"""`Snapshotter` on slices that die in the middle of its work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from elastic_cases import cases_of
+
+import regrow
+
+
+@pytest.fixture(scope="module")
+def snapshotting(start: Callable[..., Any]) -> Iterator[Any]:
+    # A slice that is stopped to hold a snapshot up must not be lost by that.
+    with regrow.LocalCluster(slices=3, devices_per_slice=2, hang_after_s=60) as cluster:
+        yield start(cluster, "snapshotting.py")
+
+
+@pytest.mark.parametrize("case", cases_of("snapshotting.py"))
+def test_snapshotting(snapshotting: Any, case: str) -> None:
+    snapshotting.check(case)
