@@ -9,16 +9,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from regrow.elastic.batches import Batch, ConstantGlobalBatch, ScaledGlobalBatch
 from regrow.elastic.causes import SliceLoss, explain
+from regrow.elastic.loaders import ElasticLoader, GrainLoader
 from regrow.elastic.progress import at_step, phase
 
 if TYPE_CHECKING:
+    from regrow.elastic.checkpoints import settle_checkpoints
     from regrow.elastic.manager import Manager
     from regrow.elastic.snapshotter import Snapshotter
 
-__all__ = ["Manager", "SliceLoss", "Snapshotter", "at_step", "explain", "phase"]
+__all__ = [
+    "Batch",
+    "ConstantGlobalBatch",
+    "ElasticLoader",
+    "GrainLoader",
+    "Manager",
+    "ScaledGlobalBatch",
+    "SliceLoss",
+    "Snapshotter",
+    "at_step",
+    "explain",
+    "phase",
+    "settle_checkpoints",
+]
 
-_HOMES = {"Manager": "regrow.elastic.manager", "Snapshotter": "regrow.elastic.snapshotter"}
+_HOMES = {
+    "Manager": "regrow.elastic.manager",
+    "Snapshotter": "regrow.elastic.snapshotter",
+    "settle_checkpoints": "regrow.elastic.checkpoints",
+}
 
 
 def __getattr__(name: str) -> Any:
