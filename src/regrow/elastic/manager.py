@@ -261,10 +261,13 @@ class Manager:
             backoff=backoff or Backoff(),
         )
 
+        return self._decorator(plan)
+
+    def _decorator(self, plan: Plan) -> Callable[[_F], _F]:
         def decorator(function: _F) -> _F:
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                self.start_monitoring(poll_interval)
+                self.start_monitoring(plan.poll_interval_s)
                 try:
                     attempts = Attempts(self._sets, self.slice_to_devices, plan)
                     return attempts.run(lambda: function(*args, **kwargs))
