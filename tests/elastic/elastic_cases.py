@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import regrow
 
@@ -19,15 +20,7 @@ class Program:
     """One of the programs while it runs; a test waits for the line that tells of its case."""
 
     def __init__(self, cluster: regrow.LocalCluster, name: str) -> None:
-        variables = cluster.env
-        path = os.pathsep.join([variables["PYTHONPATH"], SOURCES, str(CASES)])
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", "-X", "faulthandler", str(PROGRAMS / name)],
-            env=os.environ | variables | {"PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        self._process = _started(cluster, name)
         self._lines: list[str] = []
 
     def check(self, case: str) -> None:
@@ -43,6 +36,29 @@ class Program:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+def run(cluster: regrow.LocalCluster, name: str, *arguments: str) -> Any:
+    """Runs a program to its end; its output is in `stdout`."""
+    process = _started(cluster, name, *arguments)
+    try:
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    return subprocess.CompletedProcess(process.args, process.returncode, output)
+
+
+def _started(cluster: regrow.LocalCluster, name: str, *arguments: str) -> subprocess.Popen[str]:
+    variables = cluster.env
+    path = os.pathsep.join([variables["PYTHONPATH"], SOURCES, str(CASES)])
+    return subprocess.Popen(
+        [sys.executable, "-u", "-X", "faulthandler", str(PROGRAMS / name), *arguments],
+        env=os.environ | variables | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def cases_of(name: str) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from elastic_cases import cases_of
+from elastic_cases import cases_of, run
 
 import regrow
 
@@ -21,3 +21,12 @@ def managing(start: Callable[..., Any]) -> Iterator[Any]:
 @pytest.mark.parametrize("case", cases_of("managing.py"))
 def test_managing(managing: Any, case: str) -> None:
     managing.check(case)
+
+
+@pytest.mark.parametrize("what", ["check", "snapshot"])
+def test_a_program_may_end_while_a_slice_hangs(what: str) -> None:
+    with regrow.LocalCluster(slices=2, devices_per_slice=1, hang_after_s=1) as cluster:
+        done = run(cluster, "leaving.py", what)
+    assert done.returncode == 0, done.stdout
+    assert "leaves" in done.stdout
+    assert "terminate called" not in done.stdout

@@ -7,6 +7,7 @@ cost one thread each.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
@@ -21,6 +22,8 @@ from regrow.elastic.libraries import pathwaysutils
 
 LAGGARD_S: Final = 10.0
 """How long slices that have not answered are waited for when enough others have."""
+
+_EXIT_S: Final = 10.0
 
 _lock = threading.Lock()
 _running: dict[Hashable, _Check] = {}
@@ -53,8 +56,9 @@ class _Check:
         self.done = threading.Event()
         self._key = key
         self._run = run
-        # A check of a hung slice must not keep the program from its end.
-        threading.Thread(target=self._work, name="regrow-health", daemon=True).start()
+        # A check of a hung slice must not keep the program from its end for ever.
+        self.thread = threading.Thread(target=self._work, name="regrow-health", daemon=True)
+        self.thread.start()
 
     def _work(self) -> None:
         try:
@@ -71,6 +75,14 @@ class _Check:
                 if _running.get(self._key) is self:
                     del _running[self._key]
             self.done.set()
+
+
+@atexit.register
+def _wait_at_exit() -> None:
+    """A thread that is inside of JAX when the interpreter ends would bring it down."""
+    deadline = time.monotonic() + _EXIT_S
+    for check in list(_running.values()):
+        check.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def is_slice_down(error: Exception) -> bool:

@@ -95,8 +95,9 @@ class Snapshotter:
         progress.at_snapshot(step)
         try:
             begun = snapshots.begin(step, state, self.replica_axis_index)
+            # Not a daemon: one that is inside of JAX when the interpreter ends brings it down.
             threading.Thread(
-                target=self._finish, args=(ticket, begun), name="regrow-snapshot", daemon=True
+                target=self._finish, args=(ticket, begun), name="regrow-snapshot", daemon=False
             ).start()
         except BaseException:
             self._slot.give_up(ticket)
