@@ -12,16 +12,18 @@ import regrow
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from elastic_cases import Program
+from elastic_cases import Program, chosen_cases
 
 
 @pytest.fixture(scope="module")
-def start() -> Iterator[Callable[[regrow.LocalCluster, str], Program]]:
+def start(
+    request: pytest.FixtureRequest,
+) -> Iterator[Callable[[regrow.LocalCluster, str], Program]]:
     """Starts a program; it is ended with the module."""
     programs: list[Program] = []
 
     def start_program(cluster: regrow.LocalCluster, name: str) -> Program:
-        programs.append(Program(cluster, name))
+        programs.append(Program(cluster, name, chosen_cases(request)))
         return programs[-1]
 
     yield start_program

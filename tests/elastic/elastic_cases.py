@@ -6,8 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import regrow
 
@@ -19,8 +22,8 @@ SOURCES = str(Path(regrow.__file__).parents[1])
 class Program:
     """One of the programs while it runs; a test waits for the line that tells of its case."""
 
-    def __init__(self, cluster: regrow.LocalCluster, name: str) -> None:
-        self._process = _started(cluster, name)
+    def __init__(self, cluster: regrow.LocalCluster, name: str, cases: Sequence[str]) -> None:
+        self._process = _started(cluster, name, *cases)
         self._lines: list[str] = []
 
     def check(self, case: str) -> None:
@@ -61,6 +64,19 @@ def _started(cluster: regrow.LocalCluster, name: str, *arguments: str) -> subpro
     )
 
 
-def cases_of(name: str) -> list[str]:
-    """The names of the cases of a program."""
-    return re.findall(r"^@case\ndef (\w+)", (PROGRAMS / name).read_text(), re.MULTILINE)
+def cases_of(name: str, *slow: str) -> list[Any]:
+    """The names of the cases of a program, those that are slow marked as such."""
+    names = re.findall(r"^@case\ndef (\w+)", (PROGRAMS / name).read_text(), re.MULTILINE)
+    assert set(slow) <= set(names)
+    return [pytest.param(one, marks=pytest.mark.slow if one in slow else ()) for one in names]
+
+
+def chosen_cases(request: pytest.FixtureRequest) -> list[str]:
+    """The cases of the requesting module that are going to be checked: only they need to run."""
+    return [
+        item.callspec.params["case"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.module is request.module
+        and "case" in getattr(getattr(item, "callspec", None), "params", ())
+    ]

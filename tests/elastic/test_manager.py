@@ -23,6 +23,7 @@ def test_managing(managing: Any, case: str) -> None:
     managing.check(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["check", "snapshot"])
 def test_a_program_may_end_while_a_slice_hangs(what: str) -> None:
     with regrow.LocalCluster(slices=2, devices_per_slice=1, hang_after_s=1) as cluster:

@@ -18,6 +18,14 @@ def snapshotting(start: Callable[..., Any]) -> Iterator[Any]:
         yield start(cluster, "snapshotting.py")
 
 
-@pytest.mark.parametrize("case", cases_of("snapshotting.py"))
+@pytest.mark.parametrize(
+    "case",
+    cases_of(
+        "snapshotting.py",
+        "a_second_slice_that_is_no_target_may_die_at_any_point_of_load",
+        "any_axis_may_be_that_of_the_replicas",
+        "onto_other_layouts",
+    ),
+)
 def test_snapshotting(snapshotting: Any, case: str) -> None:
     snapshotting.check(case)
