@@ -56,7 +56,7 @@ def current() -> Progress:
 def at_step(step: int) -> None:
     """Says that the program begins a training step.
 
-    It is optional, and costs some ten microseconds. With it, errors of lost slices name the step, and
+    It is optional, and costs some tens of microseconds. With it, errors of lost slices name the step, and
     `elastic_retry` recognises an error that comes back at the same step.
     """
     _set(step=int(step), phase="step")
