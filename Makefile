@@ -20,8 +20,8 @@ fail = { echo "regrow: $(1)" >&2; exit 1; }
 .PHONY: help install demo test test-all test-newest lint format bench pins clean
 
 help:
-	@sed -n 's/^# //p' Makefile
-	@echo "also: make test-all, test-newest, lint, format, bench, pins, clean"
+	@sed -n '1,/^$$/s/^# //p' Makefile
+	@echo "also: make install, test-all, test-newest, lint, format, bench, pins, clean"
 
 install: $(INSTALLED)
 
@@ -40,8 +40,8 @@ $(INSTALLED): $(PACKAGES) pyproject.toml
 	@touch $@
 
 demo: install
-	$(call say,three slices of two devices train; slice 1 is killed after 15 s and returns 3 s later)
-	@$(IN_VENV) regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@15s --restore-after 3 \
+	$(call say,three slices of two devices train; slice 1 is killed after 25 s and returns 3 s later)
+	@$(IN_VENV) regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@25s --restore-after 3 \
 		examples/elastic_training.py $(DEMO_ARGS)
 
 test: install

@@ -1,6 +1,6 @@
 """Elastic training: slices may die and return, and the training goes on.
 
-    regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@8s examples/elastic_training.py
+    regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@25s examples/elastic_training.py
 
 The loop is the one of the Pathways documentation with its blanks filled in. It knows nothing of what
 is going to happen to the slices: `elastic_retry` starts it again on those that are left, Orbax's

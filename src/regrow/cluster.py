@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, final
 
-from regrow.client import Settings, environ
+from regrow.client import Settings, ends_here, environ
 from regrow.config import IN_HOME, ClusterOptions, HeadConfig
 from regrow.control import Method, request
 from regrow.errors import ClusterError, NoClusterError
@@ -233,6 +233,7 @@ class LocalCluster:
 
     def close(self) -> None:
         """Ends the cluster; may be called more than once."""
+        ends_here(self.target)
         self._finalizer()
 
     @property

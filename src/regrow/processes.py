@@ -26,6 +26,8 @@ _CLIENT_VARIABLES: Final = ("REGROW_TARGET", "REGROW_TOKEN", "REGROW_CLUSTER")
 _CLIENT_SITE: Final = Path(__file__).resolve().parent / "client" / "site"
 # A fatal line of XLA (it is followed by a stack), or the last line of a Python traceback.
 _ERROR: Final = re.compile(r"F\d{4} |[\w.]*(Error|Exception|Exit|Interrupt|Timeout)\b: |regrow: ")
+# What the head logs in good days, beginning with the date; no cause of anything.
+_EVERYDAY: Final = re.compile(r"\d{4}-\d\d-\d\d \S+ (DEBUG|INFO) ")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -363,7 +365,8 @@ def telling_line(path: Path) -> str:
     """The line near the end of a log that tells why its process died; empty if there is none."""
     lines = tail(path, lines=60)
     errors = [line for line in lines if _ERROR.match(line)]
-    return " ".join((errors or lines or [""])[-1].split())
+    others = [line for line in lines if not _EVERYDAY.match(line)]
+    return " ".join((errors or others or [""])[-1].split())
 
 
 def tail(path: Path, *, lines: int = 5, max_bytes: int = 8192) -> list[str]:

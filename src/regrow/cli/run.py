@@ -36,7 +36,7 @@ def command(
 
     The script needs no change: plain JAX in it sees the devices of all slices. When it ends, so
     does the cluster, and the exit status is the script's own; 2 for wrong usage, 3 when the cluster
-    could not start, 4 when a slice was lost and --num_elastic_instances does not allow for it.
+    could not start or its head died, 4 when a slice was lost and --num_elastic_instances does not allow for it.
     """
     verbose = values.pop("verbose")
     argv = task.argv()

@@ -7,6 +7,7 @@ start. Neither imports JAX: the hooks are installed when the script does.
 from __future__ import annotations
 
 from regrow.client.connect import connect
+from regrow.client.notice import ends_here
 from regrow.client.settings import Settings, environ
 
-__all__ = ["Settings", "connect", "environ"]
+__all__ = ["Settings", "connect", "ends_here", "environ"]

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias, final
 
 from regrow.channel import rgcb, values
 from regrow.client.failures import answer_to
-from regrow.client.notice import say
+from regrow.client.notice import is_news, say
 from regrow.client.settings import Settings
 from regrow.errors import Code, ProtocolError
 
@@ -219,7 +219,8 @@ class CallbackHost:
 
     def _lost(self, error: Exception) -> None:
         with self._lock:
-            if self._greeted and not self._closed and not self._exiting:
+            silent = self._closed or self._exiting or not is_news(self._settings.target)
+            if self._greeted and not silent:
                 # Who ends the process waits for the lock, so that this is said before.
                 say(
                     f"the head at {self._settings.target} is gone ({error}); everything on the "
