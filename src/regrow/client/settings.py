@@ -124,7 +124,9 @@ def _normal_target(text: str) -> str:
             )
         return f"{_SCHEME}unix:{path}"
     host, colon, port = rest.rpartition(":")
-    if "/" in host or not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if "/" in host or not (
+        colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    ):
         raise UsageError(
             f"no address of a cluster: {text!r}; write grpc://HOST:PORT or grpc://unix:/PATH"
         )
