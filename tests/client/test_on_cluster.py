@@ -435,3 +435,26 @@ def test_a_stock_client_without_the_token_is_told_why(
     done = python("-c", textwrap.dedent(STOCK_CLIENT), tcp_cluster.tcp_target)
     assert done.returncode == 1
     assert "this cluster wants a token over TCP" in done.stderr, done.stderr
+
+
+FORKING = """
+    import os, signal, time
+    import jax, numpy as np
+    x = jax.device_put(np.ones(4), jax.devices()[0])
+    child = os.fork()
+    if not child:
+        jax.device_put(np.ones(4), jax.devices()[0]).block_until_ready()
+        os._exit(0)
+    time.sleep(1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print("parent", float((x + 1).sum()))
+"""
+
+
+def test_a_forked_child_that_uses_jax_does_not_disturb_its_parent(
+    cluster: regrow.LocalCluster, python: Run
+) -> None:
+    done = python("-W", "ignore", "-c", textwrap.dedent(FORKING), variables=cluster.env)
+    assert done.stdout == "parent 8.0\n", done.stderr
+    assert done.returncode == 0

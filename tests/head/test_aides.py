@@ -28,6 +28,9 @@ class FakeProcess:
     def on_exit(self, callback: Callable[[str], None]) -> None:
         self._callback = callback
 
+    def kill(self) -> None:
+        self.end()
+
     def end(self, cause: str = "SIGKILL (signal 9)") -> None:
         self.cause = cause
         assert self._callback is not None
@@ -211,5 +214,26 @@ def test_closed_while_it_waits_to_be_started_again() -> None:
         bench.aide.close()
         await asyncio.sleep(0.08)
         assert len(bench.started) == 1
+
+    run(main)
+
+
+def test_one_that_is_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aides, "_PING_S", 0.01)
+
+    async def main(bench: Bench) -> None:
+        await bench.start()  # The first one was started with longer pauses.
+        bench.says(c.Up("0.10.2", True))
+        for _ in range(30):
+            bench.says(c.Pong(1, 0))
+            await asyncio.sleep(0.01)
+        assert len(bench.started) == 2
+        answer = Answer()
+        link = bench.aide.link
+        assert link is not None
+        link.ask(lambda rid: c.Describe(rid, "text", b"", b"", b"", 1), answer)
+        await bench.lives(3)
+        assert answer.error is not None
+        assert answer.error.code is Code.UNAVAILABLE
 
     run(main)

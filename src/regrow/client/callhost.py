@@ -285,7 +285,11 @@ def _shut(sock: socket.socket) -> None:
 
 
 def _forget_sockets_in_children(host: CallbackHost) -> None:
-    """A forked child must not keep the session's connections open after its parent has died."""
+    """A forked child must not keep the session's connections, also those of jaxlib.
+
+    If it did, they would be open after its parent has died; and if it used JAX, it would write into
+    the midst of what its parent says.
+    """
     reference = weakref.ref(host)
 
     def in_child() -> None:
@@ -293,5 +297,21 @@ def _forget_sockets_in_children(host: CallbackHost) -> None:
         if owner is not None:
             for sock in owner._sockets:
                 sock.close()
+            _cut_off(owner._settings.address)
 
     os.register_at_fork(after_in_child=in_child)
+
+
+def _cut_off(address: str | tuple[str, int]) -> None:
+    """Puts a closed connection in the place of each connection to that address."""
+    closed, other = socket.socketpair()
+    other.close()
+    with closed:
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    peer = sock.getpeername()
+            except OSError:
+                continue
+            if peer == address or peer[:2] == address:
+                os.dup2(closed.fileno(), int(name))

@@ -1,6 +1,7 @@
 """The process that helps the head and is no slice: the compiler.
 
-One that ends is started again; what was asked of it fails with UNAVAILABLE, and its users ask anew.
+One that ends is started again, and one that is silent is ended; what was asked of it fails with
+UNAVAILABLE, and its users ask anew.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from regrow.launchers.base import Process
 log = logging.getLogger(__name__)
 
 _BACKOFF_S: Final = (0.05, 0.5, 2.0, 5.0)
+_PING_S: Final = 2.0
+# Pings are counted, and not seconds: the head itself may have slept.
+_PINGS_UNANSWERED: Final = 15
 
 
 class EntryLauncher(Protocol):
@@ -45,6 +49,7 @@ class Aide:
         self._lives = 0
         self._closing = False
         self._failures = 0
+        self._unanswered = 0
         self._starting: asyncio.Task[None] | None = None
 
     async def start(
@@ -77,12 +82,27 @@ class Aide:
             self._again(launcher, spec, admit)
             return
         process.on_exit(lambda cause: self._ended(link, cause, launcher, spec, admit))
+        self._unanswered = 0
+        self._watch(link, process)
 
     def close(self) -> None:
         """It is not started again."""
         self._closing = True
 
+    def _watch(self, link: Link, process: Process) -> None:
+        if self._closing or link.lost is not None:
+            return
+        if self._unanswered >= _PINGS_UNANSWERED:
+            silent_s = _PINGS_UNANSWERED * _PING_S
+            log.error("the %s has been silent for %g s: it is ended", self.role, silent_s)
+            process.kill()
+            return
+        self._unanswered += 1
+        link.send(c.Ping(self._lives))
+        asyncio.get_running_loop().call_later(_PING_S, self._watch, link, process)
+
     def _payload(self, link: Link, data: bytes | memoryview) -> None:
+        self._unanswered = 0
         for command in c.unpack(data):
             try:
                 self._report(link, command)
