@@ -177,6 +177,7 @@ def test_threads_may_use_it_at_once(cluster):
     assert cluster.slices[0].state == "up"
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_a_fork_of_the_owner_does_not_end_it(cluster):
     pid = os.fork()
     if pid == 0:

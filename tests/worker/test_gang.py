@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from coordination_rig import open_service
 from worker_rig import F32, compile_program, options_of
@@ -410,3 +412,11 @@ def test_a_link_that_goes_down_under_a_launch_is_told() -> None:
             assert not gang._linked()
     assert bench.broken == [c.EpochBroken(7, 0, "a link of epoch 7 is down")]
     gang.fail(c.FailEpoch(7, LOSS, ()))
+
+
+def test_a_result_that_is_donated_while_it_is_looked_at_is_no_failure() -> None:
+    bench = Bench()
+    result = jax.device_put(np.zeros(2, np.float32))
+    result.delete()
+    assert bench.gang()._error_of(1, result) is None
+    assert bench.broken == []

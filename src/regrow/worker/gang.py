@@ -320,6 +320,8 @@ class Gang:
         try:
             token.block_until_ready()
         except Exception as error:  # noqa: BLE001 - reported to the head, which judges
+            if isinstance(token, jax.Array) and token.is_deleted():
+                return None  # It had ended, and was donated the moment after that was seen.
             meant = PartError.of(error, self.epoch)
             code = 0 if meant.epoch else int(meant.code)
             self._break(EpochBroken(self.epoch, launch, meant.message, code))
