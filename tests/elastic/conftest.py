@@ -11,6 +11,7 @@ import pytest
 import regrow
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "runtime"))
 
 from elastic_cases import Program, chosen_cases
 

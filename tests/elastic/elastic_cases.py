@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from told_cases import ToldCases
 
 import regrow
 
@@ -19,26 +20,11 @@ CASES = Path(__file__).parents[1] / "runtime" / "programs"
 SOURCES = str(Path(regrow.__file__).parents[1])
 
 
-class Program:
+class Program(ToldCases):
     """One of the programs while it runs; a test waits for the line that tells of its case."""
 
     def __init__(self, cluster: regrow.LocalCluster, name: str, cases: Sequence[str]) -> None:
-        self._process = _started(cluster, name, *cases)
-        self._lines: list[str] = []
-
-    def check(self, case: str) -> None:
-        """Waits until the program has told of a case, and fails if that is nothing good."""
-        assert self._process.stdout is not None
-        while not (told := [line for line in self._lines if re.match(rf"(ok|bad) {case} ", line)]):
-            line = self._process.stdout.readline()
-            assert line, f"{case} was not told of:\n{''.join(self._lines[-60:])}"
-            self._lines.append(line.rstrip("\n") + " \n")
-        before = self._lines[: self._lines.index(told[0])]
-        assert told[0].startswith("ok "), "".join(before[-40:])
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        super().__init__(_started(cluster, name, *cases))
 
 
 def run(cluster: regrow.LocalCluster, name: str, *arguments: str) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from told_cases import ToldCases
 
 import regrow
 
@@ -35,37 +36,23 @@ def cases_of(script: str) -> list[str]:
     return re.findall(r"^@case\ndef (\w+)", (PROGRAMS / script).read_text(), re.MULTILINE)
 
 
-class Script:
+class Script(ToldCases):
     """One of the programs beside this file while it runs, as a client of a cluster."""
 
     def __init__(self, variables: dict[str, str], name: str, arguments: Sequence[str] = ()) -> None:
         path = ":".join(filter(None, (variables.get("PYTHONPATH"), SOURCES)))
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-u", str(PROGRAMS / name), *arguments],
             env=os.environ | variables | {"PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._lines: list[str] = []
-
-    def check(self, case: str) -> None:
-        """Waits until the script has told of a case, and fails if that is nothing good."""
-        assert self._process.stdout is not None
-        while not (told := [line for line in self._lines if re.match(rf"(ok|bad) {case} ", line)]):
-            line = self._process.stdout.readline()
-            assert line, f"{case} was not told of:\n{''.join(self._lines[-60:])}"
-            self._lines.append(line.rstrip("\n") + " \n")
-        before = self._lines[: self._lines.index(told[0])]
-        assert told[0].startswith("ok "), "".join(before[-40:])
+        super().__init__(process)
 
     def output(self) -> str:
         """All that it writes until it ends."""
         return self._process.communicate(timeout=60)[0]
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 @pytest.fixture(scope="module")
