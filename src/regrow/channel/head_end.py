@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 
 Authorize: TypeAlias = "Callable[[Hello], HeadChannel | str]"
 
-_IDLE_ACK_S: Final = 0.02
+# Far more than between two steps of a training: their messages carry the acknowledgements along.
+_IDLE_ACK_S: Final = 0.25
 _ACCEPT_PAUSE_S: Final = 0.2
 _BACKLOG: Final = 128
 _UCRED: Final = struct.Struct("iII")
@@ -86,7 +87,7 @@ class HeadChannel:
         return self._link.unacked_bytes
 
     def send(self, payload: Buffer | Sequence[Buffer]) -> None:
-        """Sends one message; kept for later if the worker is not connected.
+        """Sends one message at once; kept for later if the worker is not connected.
 
         Raises:
             ResourceError: The worker is too far behind.
@@ -96,7 +97,7 @@ class HeadChannel:
             return
         frame = self._link.send(self._link.prepare(payload))
         if self._stream is not None:
-            self._stream.write(frame)
+            self._stream.write(frame, now=True)
 
     def offer(self, hello: Hello) -> int:
         """Prepares for a new connection of the worker; the number of the last message received.

@@ -153,12 +153,21 @@ class Stream:
         self._deaf = False
         self._loop.add_reader(self._fd, self._on_readable)
 
-    def write(self, bufs: Iterable[Buffer]) -> None:
-        """Queues buffers to be sent; dropped if the stream is closed."""
+    def write(self, bufs: Iterable[Buffer], *, now: bool = False) -> None:
+        """Queues buffers to be sent; dropped if the stream is closed.
+
+        Args:
+            bufs: What to send.
+            now: Nothing else will be written in this turn: what can go out does so at once.
+        """
         if not self.open or self._deaf:
             return
         self._out.extend(bufs)
-        if not self._flush_planned:
+        if self._flush_planned or self._waiting_writable:
+            return
+        if now:
+            self._flush_now()
+        else:
             self._flush_planned = True
             self._loop.call_soon(self._flush)
 

@@ -41,7 +41,7 @@ from regrow.errors import ChannelError, HandshakeError, WaitTimeout
 
 log = logging.getLogger(__name__)
 
-_IDLE_ACK_S: Final = 0.02
+_IDLE_ACK_S: Final = 0.25
 _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.1
 _HANDSHAKE_S: Final = 2.0

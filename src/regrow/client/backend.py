@@ -16,6 +16,7 @@ from typing import Any, Final
 from regrow.channel import rgcb
 from regrow.client.callhost import CallbackHost, dial, knock
 from regrow.client.settings import Settings
+from regrow.client.slack import coarse_timers
 from regrow.errors import ClusterError, NoClusterError, ProtocolError
 
 _CONNECTION_TIMEOUT_S: Final = 30
@@ -65,7 +66,8 @@ def _hooked(stock: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         }
         if options.connection_timeout_in_seconds is None:
             options.connection_timeout_in_seconds = _CONNECTION_TIMEOUT_S
-        client = stock(settings.target, options)
+        with coarse_timers():
+            client = stock(settings.target, options)
         _hosts[client] = host
         # Not at the exit, which waits for callbacks that still run.
         weakref.finalize(client, host.close).atexit = False

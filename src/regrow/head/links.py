@@ -19,7 +19,7 @@ from regrow.errors import Code, ResourceError, StatusError
 log = logging.getLogger(__name__)
 
 # Nobody waits for memory to be freed: it may wait for a payload that is sent anyway.
-_FREE_S: Final = 0.002
+_FREE_S: Final = 0.02
 _BEHIND_S: Final = 0.05
 
 Waiter: TypeAlias = Callable[[StatusError | None, Any], None]

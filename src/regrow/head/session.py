@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 _UNNUMBERED: Final = frozenset(
     {"delete_array_request", "destruct_array_request", "check_future_request"}
 )
-# The client sends these and goes on: their answers may wait for one that is waited for.
+# The client sends these and goes on: their answers may wait for one that is waited for, so that a
+# step of a training costs head and client no message and no waking up for them.
 _NOT_WAITED_FOR: Final = frozenset(
     {
         "make_array_from_host_buffer_request",
@@ -46,7 +47,7 @@ _NOT_WAITED_FOR: Final = frozenset(
     }
 )
 _EXECUTE: Final = "loaded_executable_execute_request"
-_HOLD_S: Final = 0.001
+_HOLD_S: Final = 0.05
 _HELD_MAX: Final = 64
 # Fields that hold handles which the client made for the results: they must hold the error, too.
 _RESULTS: Final = {

@@ -49,7 +49,6 @@ _KEEP_S: Final = 5.0
 _IN_FLIGHT: Final = 4
 _CLOSER_S: Final = 0.05
 _TURN_S: Final = 60.0
-_THREADS_PER_DEVICE: Final = 2
 T = TypeVar("T")
 # Gangs of two epochs may be joining at once; each must find its own port.
 _listening_lock = threading.Lock()
@@ -434,14 +433,15 @@ class Gang:
 
 
 def enough_threads(devices: int) -> None:
-    """Gives clients that are made from now on a thread for each collective that may block, and more.
+    """Gives clients that are made from now on a thread for each core and each collective that blocks.
 
-    XLA runs collectives on a pool with a thread for each core. Where devices outnumber cores, the
-    threads of two hosts can all be taken by collectives that wait for each other's other devices.
-    XLA reads the pool's size from NPROC.
+    XLA runs collectives on a pool with a thread for each core, or each device if those are more. So
+    the threads of two hosts can all be taken by collectives that wait for each other's other devices,
+    which plain JAX may wait for for ever. A device is in one collective at a time, and a gang in one
+    launch, so these are enough; more only disturb each other. XLA reads the pool's size from NPROC.
     """
     # For good, since a client may be in the making for a minute where a member does not come.
-    os.environ["NPROC"] = str((os.cpu_count() or 1) + _THREADS_PER_DEVICE * devices)
+    os.environ["NPROC"] = str((os.cpu_count() or 1) + devices)
 
 
 def _sockets(*, listening: bool) -> dict[int, tuple[int, int]]:
