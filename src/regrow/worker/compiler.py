@@ -42,6 +42,7 @@ class Compiler:
     def __init__(self, devices: int) -> None:
         self._client = make_home_client(devices)
         self._devices = tuple(self._client.local_devices())
+        self._done = 0
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile")
         self._kept: OrderedDict[bytes, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -73,6 +74,10 @@ class Compiler:
         """Waits until the end; the main thread."""
         self._stopped.wait()
 
+    def work_done(self) -> int:
+        """How many questions were answered; any thread."""
+        return self._done
+
     def stop(self) -> None:
         """Makes `run` return."""
         self._stopped.set()
@@ -93,6 +98,8 @@ class Compiler:
             self.report(c.Failed(command.rid, int(status.code), status.message, 0))
         else:
             self.report(c.Reply(command.rid, answer))
+        finally:
+            self._done += 1
 
     def _compile(self, command: c.Compile) -> dict[str, Any]:
         module = parse_module(command.program)

@@ -127,6 +127,10 @@ class Host:
                 self._in_order[type(command)](command)
                 self._done += 1
 
+    def work_done(self) -> int:
+        """How many commands were carried out; any thread."""
+        return self._done
+
     def stop(self) -> None:
         """Makes `run` return after the queue's present content; any thread."""
         self._queue.put([c.Exit()])

@@ -39,6 +39,10 @@ class Service(Protocol):
         """Works until the end; the main thread."""
         ...
 
+    def work_done(self) -> int:
+        """How many commands were carried out; any thread."""
+        ...
+
     def stop(self) -> None:
         """Makes `run` return; any thread."""
         ...
@@ -96,8 +100,8 @@ def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Servic
     # The reader must not wait long for the interpreter while the executor is busy.
     sys.setswitchinterval(_SWITCH_S)
     initialise()
-    collect_aside()
     service = make()
+    collect_aside(service.work_done)
     identity = Identity(role, spec["slice"], spec["host"], spec["incarnation"], os.getpid())
 
     def on_lost(cause: str) -> None:
