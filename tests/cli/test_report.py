@@ -41,13 +41,13 @@ def test_a_line_for_what_happens_to_a_slice(lines):
 
 def test_the_text_of_a_loss_is_not_told_twice(lines):
     text = (
-        "slice 1 was lost: host 0 (pid 7) was ended by SIGKILL, 0 s ago (incarnation 1; it returns "
-        "in 1 s). Arrays that lived on it are gone; new arrays work when it has returned."
+        "slice 1 was lost: host 0 (pid 7) was ended by SIGKILL (incarnation 1, at T; it is started "
+        "again 1 s later). Arrays that lived on it are gone; new arrays work when it has returned."
     )
     EventReporter().report(make_event("slice_lost", slice_index=1, incarnation=1, text=text))
     assert lines() == [
-        "regrow: [T] slice 1 is lost: host 0 (pid 7) was ended by SIGKILL, 0 s ago "
-        "(incarnation 1; it returns in 1 s)"
+        "regrow: [T] slice 1 is lost: host 0 (pid 7) was ended by SIGKILL "
+        "(incarnation 1, at T; it is started again 1 s later)"
     ]
 
 

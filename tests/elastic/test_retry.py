@@ -10,8 +10,8 @@ from regrow.elastic.progress import Progress
 from regrow.elastic.retry import Backoff, Failure, RetryMachine, budget_of
 
 LOSS = (
-    "DATA_LOSS: slice 1 was lost: host 0 (pid {pid}) was ended by {signal}, 0.01 s ago (incarnation "
-    "{incarnation}; last heard 0.1 s before; it returns when asked). Arrays that lived on it are gone."
+    "DATA_LOSS: slice 1 was lost: host 0 (pid {pid}) was ended by {signal} (incarnation "
+    "{incarnation}, at 2026-11-30T01:00:0{incarnation}.123Z; last heard 0.1 s before; it returns when asked). Arrays that lived on it are gone."
 )
 OWN = "INTERNAL: the check at 0x7f{pid} failed"
 

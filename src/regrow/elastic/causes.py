@@ -6,22 +6,20 @@ program gets. So it follows a grammar, and this reads it. No JAX is needed here.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, Literal, TypeAlias, final
 
 Kind: TypeAlias = Literal["killed", "crashed", "hung", "cut off", "not up", "links", "other"]
 
 _LOST = re.compile(
-    r"slice (?P<slice>\d+) (?P<what>was lost|did not start): (?P<cause>.+), (?P<ago>[\d.]+) s ago "
-    r"\(incarnation (?P<incarnation>\d+)(?P<facts>[^()]*)\)"
+    r"slice (?P<slice>\d+) (?P<what>was lost|did not start): (?P<cause>.+) "
+    r"\(incarnation (?P<incarnation>\d+), at (?P<at>[\d:.T-]+Z)(?P<facts>;[^()]*)\)"
 )
-_FORGOTTEN = re.compile(r"slice (?P<slice>\d+) was lost \(incarnation (?P<incarnation>\d+);")
-_NOT_UP = re.compile(
-    r"slice (?P<slice>\d+) (?P<cause>is (?:not up: incarnation (?P<a>\d+) [^(\n]*"
-    r"|\w+ \(incarnation (?P<b>\d+)\)|not there: [^(\n]*))"
-)
+_NOT_UP = re.compile(r"slice (?P<slice>\d+) (?P<cause>is not there: [^(\n]*)")
 _LINKS = re.compile(
     r"slice (?P<slice>\d+) (?P<cause>(?:gave up|lost) its collective links .*?) in epoch \d+;"
     r".*?Cause: (?P<detail>[^\n]*)",
@@ -50,7 +48,7 @@ class SliceLoss:
         kind: "killed" (from outside), "crashed" (by itself), "hung", "cut off" (no connection),
             "not up" (it was not there yet), "links" (all slices live, a program is lost), "other".
         cause: The cause in words.
-        ago_s: How long before the error was made the slice was lost, in seconds; None if unknown.
+        at: When the slice was lost, in seconds since 1970; None if unknown.
         last_seen_s: How long before its loss the slice was last heard, in seconds; None if unknown.
         phase: What the program was doing (see `regrow.elastic.phase`); None if it never said so.
         step: The training step that it was in (see `regrow.elastic.at_step`); None likewise.
@@ -60,7 +58,7 @@ class SliceLoss:
     incarnation: int | None
     kind: Kind
     cause: str
-    ago_s: float | None = None
+    at: float | None = None
     last_seen_s: float | None = None
     phase: str | None = None
     step: int | None = None
@@ -108,16 +106,12 @@ def _parse(text: str) -> SliceLoss | None:
         return None
     if match := _LOST.search(text):
         return _lost(match)
-    if match := _FORGOTTEN.search(text):
-        return SliceLoss(int(match["slice"]), int(match["incarnation"]), "other", "long ago")
     if match := _LINKS.search(text):
         return SliceLoss(
             int(match["slice"]), None, "links", f"{match['cause']}: {match['detail'].strip()}"
         )
     if match := _NOT_UP.search(text):
-        number = match["a"] or match["b"]
-        incarnation = int(number) if number else None
-        return SliceLoss(int(match["slice"]), incarnation, "not up", match["cause"].strip())
+        return SliceLoss(int(match["slice"]), None, "not up", match["cause"].strip())
     return None
 
 
@@ -130,11 +124,18 @@ def _lost(match: re.Match[str]) -> SliceLoss:
         incarnation=int(match["incarnation"]),
         kind=kind,
         cause=cause if kind != "not up" else f"did not start: {cause}",
-        ago_s=float(match["ago"]),
+        at=_utc_s(match["at"]),
         last_seen_s=float(seen["value"]) if seen else None,
         phase=phase["value"] if phase else None,
         step=int(step["value"]) if step else None,
     )
+
+
+def _utc_s(text: str) -> float | None:
+    # Foreign text may look like a time and be none.
+    with contextlib.suppress(ValueError):
+        return datetime.fromisoformat(text).timestamp()
+    return None
 
 
 def _kind(cause: str) -> Kind:

@@ -291,8 +291,7 @@ class Fleet:
         self._owner.slice_up(action.index, action.incarnation, links)
 
     def _lost(self, action: SliceLost) -> None:
-        now = time.monotonic()
-        text = self.membership.describe_loss(action.index, action.incarnation, now)
+        text = self.membership.describe_loss(action.index, action.incarnation, time.time())
         error = SliceLostError(action.index, action.incarnation, text)
         self._owner.slice_lost(error, action.cause, action.was_up)
         for _, member in self._of(action.index, action.incarnation):

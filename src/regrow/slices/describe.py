@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TypedDict
 
 from regrow.slices.machine import SliceMachine
@@ -54,15 +55,25 @@ class Status(TypedDict):
     ended: str | None
 
 
-def loss_text(machine: SliceMachine, incarnation: int, now: float) -> str:
-    """The loss of an incarnation in one line that goes after "slice N "."""
-    loss = machine.losses.get(incarnation)
-    if loss is None:
-        return _not_lost_text(machine, incarnation, now)
+def loss_text(machine: SliceMachine, incarnation: int, utc_s: float) -> str:
+    """The loss of an incarnation in one line that goes after "slice N ".
+
+    It is kept, and read at any time: nothing in it may become untrue.
+
+    Args:
+        machine: The slice.
+        incarnation: One that is lost.
+        utc_s: The time of day at which it was lost, in seconds since 1970.
+    """
+    loss = machine.losses[incarnation]
     what = "was lost" if loss.was_up else "did not start"
-    head = f"{what}: {loss.cause}, {seconds(now - loss.at)} ago (incarnation {incarnation}; "
+    when = datetime.fromtimestamp(utc_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+    head = f"{what}: {loss.cause} (incarnation {incarnation}, at {when}Z; "
     # Only the cause is foreign text, and it was cleaned and cut when it came in.
-    return f"{head}{_facts(loss)}{_present(machine, incarnation, now)}). {_advice(machine)}"
+    return (
+        f"{head}{_facts(loss)}{_return(machine, loss)}). "
+        "Arrays that lived on it are gone; new arrays work when it has returned."
+    )
 
 
 def _facts(loss: Loss) -> str:
@@ -77,35 +88,12 @@ def _facts(loss: Loss) -> str:
     return f"{', '.join(facts)}; " if facts else ""
 
 
-def _not_lost_text(machine: SliceMachine, incarnation: int, now: float) -> str:
-    if incarnation < machine.incarnation:
-        present = _present(machine, incarnation, now)
-        return f"was lost (incarnation {incarnation}; {present}). {_advice(machine)}"
-    if machine.state == "starting":
-        text = f"is not up: incarnation {machine.incarnation} has been starting for "
-        text += seconds(now - machine.started_at)
-        former = machine.losses.get(machine.incarnation - 1)
-        return f"{text}; the one before was lost: {former.cause}" if former else text
-    return f"is {machine.state} (incarnation {machine.incarnation})"
-
-
-def _present(machine: SliceMachine, incarnation: int, now: float) -> str:
-    """What has become of the slice since then."""
-    if machine.state == "stopping":
-        return "the cluster is shutting down"
-    if machine.incarnation != incarnation:
-        return f"now incarnation {machine.incarnation}, {machine.state}"
-    if machine.restore_at is None:
-        return "it returns when asked" if machine.may_start else "the job has ended"
-    if machine.restore_at > now:
-        return f"it returns in {seconds(machine.restore_at - now)}"
-    return "it is about to return"
-
-
-def _advice(machine: SliceMachine) -> str:
-    if machine.state in LIVE:
-        return "Arrays that lived on it are gone; new arrays on the returned slice work."
-    return "Arrays that lived on it are gone; new arrays work when it has returned."
+def _return(machine: SliceMachine, loss: Loss) -> str:
+    if not machine.may_start:
+        return "the job has ended"
+    if loss.restore_after_s is None:
+        return "it returns when asked"
+    return f"it is started again {seconds(loss.restore_after_s)} later"
 
 
 def refusal_text(machine: SliceMachine, request: Request, ended: str | None) -> str | None:

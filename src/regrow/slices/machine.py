@@ -51,7 +51,6 @@ class SliceMachine:
         "_fence_by",
         "_policy",
         "_stale",
-        "_stopped",
         "during",
         "ever_up",
         "fenced",
@@ -64,6 +63,7 @@ class SliceMachine:
         "start_failures",
         "started_at",
         "state",
+        "stopped",
         "story",
     )
 
@@ -80,11 +80,11 @@ class SliceMachine:
         self.restore_at: float | None = None
         self.start_failures = 0
         self.started_at = 0.0
+        self.stopped = False
         self.story = Story(policy.story_lines)
         self._fence_by = 0.0
         self._policy = policy
         self._stale: set[tuple[str, int, int]] = set()
-        self._stopped = False
 
     # --- what is known ---
 
@@ -150,7 +150,7 @@ class SliceMachine:
         host.pid = pid
         self._tell(now, f"{host.name} started")
         # A process that is born after the others were stopped would be the only one to run.
-        return [StopHosts(self.index, self.incarnation)] if self._stopped else []
+        return [StopHosts(self.index, self.incarnation)] if self.stopped else []
 
     def _connected(self, host: HostRecord, link: int, now: float) -> list[Action]:
         if host.disconnected_at is not None and host.link is None:
@@ -230,7 +230,7 @@ class SliceMachine:
         return None
 
     def _silence(self, host: HostRecord, now: float) -> str:
-        stopped = ", stopped on request" if self._stopped else ""
+        stopped = ", stopped on request" if self.stopped else ""
         if host.link is None and host.disconnected_at is not None:
             broken = seconds(now - host.disconnected_at)
             return f"{host.name} has had no connection for {broken}{stopped}"
@@ -245,11 +245,6 @@ class SliceMachine:
         self._move("lost")
         heard = [host.heard_at for host in self.hosts if host.heard_at is not None]
         heard_at = min(heard) if len(heard) == len(self.hosts) else None
-        self.losses[self.incarnation] = Loss(
-            self.incarnation, cause, now, was_up, heard_at, self.during
-        )
-        while len(self.losses) > _MAX_LOSSES:
-            del self.losses[next(iter(self.losses))]
         self.fenced = all(host.gone for host in self.hosts)
         self._fence_by = now + self._policy.fence_s
         if was_up or asked:
@@ -261,6 +256,11 @@ class SliceMachine:
             text = f"start failed ({self.start_failures} in a row): {cause}"
             self._tell(now, f"{text}; next try in {seconds(after)}")
         self.restore_at = now + after if after is not None and self.may_start else None
+        self.losses[self.incarnation] = Loss(
+            self.incarnation, cause, now, was_up, heard_at, self.during, after
+        )
+        while len(self.losses) > _MAX_LOSSES:
+            del self.losses[next(iter(self.losses))]
         return [
             SliceLost(self.index, self.incarnation, cause, was_up),
             Fence(self.index, self.incarnation),
@@ -291,20 +291,20 @@ class SliceMachine:
         self.hosts = [HostRecord(host.index) for host in self.hosts]
         self.started_at = now
         self.restore_at = None
-        self._stopped = False
+        self.stopped = False
         self._stale.clear()
         self._tell(now, "starting")
         return [StartHost(self.index, self.incarnation, host.index) for host in self.hosts]
 
     def stop(self, now: float) -> list[Action]:
         """Stops the processes of a slice that has any."""
-        self._stopped = True
+        self.stopped = True
         self._tell(now, "stopped on request")
         return [StopHosts(self.index, self.incarnation)]
 
     def cont(self, now: float) -> list[Action]:
         """Lets stopped processes go on."""
-        self._stopped = False
+        self.stopped = False
         self._tell(now, "goes on on request")
         return [ContHosts(self.index, self.incarnation)]
 

@@ -379,6 +379,7 @@ class Loss:
         was_up: False for a start that failed.
         heard_at: When all its hosts had last been heard; None if one never was.
         during: What the client was doing, if it had said so.
+        restore_after_s: The slice is started again this long after; None: when asked.
     """
 
     incarnation: int
@@ -387,3 +388,4 @@ class Loss:
     was_up: bool
     heard_at: float | None = None
     during: Progressed | None = None
+    restore_after_s: float | None = None

@@ -169,9 +169,12 @@ class Membership:
         """Why a request would do nothing, as a sentence for whoever asks; None: it works."""
         return refusal_text(self._machine(request.index), request, self.ended)
 
-    def describe_loss(self, index: int, incarnation: int, now: float) -> str:
-        """The loss of an incarnation in one line that goes after "slice N "."""
-        return loss_text(self._machine(index), incarnation, now)
+    def describe_loss(self, index: int, incarnation: int, utc_s: float) -> str:
+        """The loss of an incarnation, just now (in seconds since 1970), in one line.
+
+        It goes after "slice N ", and is true for ever.
+        """
+        return loss_text(self._machine(index), incarnation, utc_s)
 
     def describe_wait(self, now: float) -> str:
         """Who is missing, for a wait until all slices are up."""
