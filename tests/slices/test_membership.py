@@ -266,6 +266,11 @@ def test_stop_and_cont_of_a_slice_in_time(make: Make) -> None:
     assert world.do(StopRequested(0)) == [StopHosts(0, 1)]
     world.wait(4)
     assert world.do(ContRequested(0)) == [ContHosts(0, 1)]
+    refusal = "slice 0 is up (incarnation 1) and was not stopped; there is nothing to continue"
+    world.beat(0)
+    assert world.membership.refusal(ContRequested(0)) == refusal
+    world.wait(4)  # Somebody else may have stopped it.
+    assert world.do(ContRequested(0)) == [ContHosts(0, 1)]
     world.beat(0)
     assert world.info(0).state == "up"
     world.do(StopRequested(0))
