@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from regrow.errors import LaunchError
+from regrow.launchers import forks
 from regrow.launchers.base import HostSpec
 from regrow.launchers.local import LocalLauncher, worker_environ
 from regrow.launchers.logs import MAX_BYTES
@@ -219,6 +220,50 @@ def test_the_death_of_the_template_is_no_event(launching):
         assert second.cause is None
 
     launching(test)
+
+
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_template_that_is_stopped_is_replaced(launching, monkeypatch, waited_for):
+    monkeypatch.setattr(forks, "_PING_S", 0.05)
+
+    async def test(launcher):
+        first = await launcher.start(spec())
+        template = launcher.template_pid
+        os.kill(template, signal.SIGSTOP)
+        if not waited_for:
+            await until(lambda: launcher.template_pid != template)
+        second = await launcher.start(spec())
+        assert launcher.template_pid != template
+        assert ProcessStat.of(template) is None
+        assert (first.cause, second.cause) == (None, None)
+
+    launching(test)
+
+
+def test_a_template_that_answers_stays(launching, monkeypatch):
+    monkeypatch.setattr(forks, "_PING_S", 0.02)
+    monkeypatch.setattr(forks, "_PINGS_UNANSWERED", 50)
+
+    async def test(launcher):
+        await launcher.start(spec())
+        template = launcher.template_pid
+        await asyncio.sleep(1.3)
+        assert launcher.template_pid == template
+
+    launching(test)
+
+
+def test_a_template_that_is_stopped_while_it_imports_is_replaced(launching, monkeypatch, tmp_path):
+    monkeypatch.setattr(forks, "_PING_S", 0.01)
+    monkeypatch.setenv("HESITANT_MARK", str(tmp_path / "mark"))
+
+    async def test(launcher):
+        template = launcher.template_pid
+        process = await launcher.start(spec())
+        assert launcher.template_pid != template
+        assert process.cause is None
+
+    launching(test, modules=("hesitant", "targets"))
 
 
 def test_a_start_outlives_the_template(launching, run_id, tmp_path):

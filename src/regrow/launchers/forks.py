@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 FORK_DEADLINE_S: Final = 60.0
 _ATTEMPTS: Final = 3
+_PING_S: Final = 1.0
+# Pings are counted, and not seconds: the head itself may have slept.
+_PINGS_UNANSWERED: Final = 5
+_PINGS_WHILE_IT_IMPORTS: Final = 120
 
 
 @final
@@ -40,7 +44,7 @@ class _Pending:
 
 @final
 class ForkServer:
-    """Forks processes from a template that is started again when it dies.
+    """Forks processes from a template that is started again when it dies or is silent.
 
     The template is spawned by the constructor, which needs no event loop, so that it can import
     while the head does.
@@ -69,6 +73,9 @@ class ForkServer:
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._beats: asyncio.TimerHandle | None = None
+        self._unanswered = 0
+        self._ready = False
         self._deaths = 0
         self._error: str | None = None
         self._closed = False
@@ -101,6 +108,7 @@ class ForkServer:
             if self._child.cause is not None:
                 self._revive()
             loop.add_reader(self._socket, self._readable)
+            self._beat()
         return loop
 
     def _detach(self) -> None:
@@ -108,6 +116,18 @@ class ForkServer:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             self._loop = None
+        if self._beats is not None:
+            self._beats.cancel()
+
+    def _beat(self) -> None:
+        if self._unanswered >= (_PINGS_UNANSWERED if self._ready else _PINGS_WHILE_IT_IMPORTS):
+            silent_s = self._unanswered * _PING_S
+            logger.error("the template has been silent for %g s: it is ended", silent_s)
+            self._child.send(9)
+            return
+        self._unanswered += 1
+        self._send({"ping": True})
+        self._beats = asyncio.get_running_loop().call_later(_PING_S, self._beat)
 
     async def fork(self, entry: str, spec: Mapping[str, Any], *, log: Path, name: str) -> int:
         """Forks a process that calls `entry` ("module:function") with `spec`.
@@ -161,12 +181,16 @@ class ForkServer:
         if not chunk:
             self._died()
             return
+        self._unanswered = 0
         self._inbox += chunk
         for message in unpack(self._inbox):
             self._handle(message)
 
     def _handle(self, message: dict[str, Any]) -> None:
+        if "ping" in message:
+            return
         if "id" not in message:
+            self._ready = True
             self._error = message.get("error")
             if message.get("threads", 1) != 1:
                 logger.warning("the template has %d threads: unsafe to fork", message["threads"])
@@ -191,8 +215,8 @@ class ForkServer:
         self._deaths += 1
         if self._error is None and self._deaths < _ATTEMPTS:
             logger.warning("the template process died (%s); it is started again", cause)
-            if self._pending:
-                self._attach()
+            # Its successor imports while nobody waits for it.
+            self._attach()
             return
         why = self._error or cause
         hint = "".join(f"; {line}" for line in tail(self._log, lines=1))
@@ -207,6 +231,7 @@ class ForkServer:
         self._socket.close()
         self._inbox.clear()
         self._outbox.clear()
+        self._unanswered, self._ready = 0, False
         self._socket, self._child = self._spawn()
         for pending in self._pending.values():
             self._outbox += pack(pending.request)

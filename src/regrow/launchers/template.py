@@ -5,8 +5,8 @@ milliseconds. A fork carries over one thread only, so nothing in here may start 
 XLA client is made before the fork, and BLAS is told not to make a pool.
 
 The head talks to it through a socket pair: a frame is a four-byte length and a msgpack map.
-A request `{id, entry, spec, log, name}` is answered with `{id, pid}` or `{id, error}`. The first
-frame from the template is `{ready: true, threads: n}` or `{error: text}`.
+A request `{id, entry, spec, log, name}` is answered with `{id, pid}` or `{id, error}`, and
+`{ping: true}` with itself. The first frame from the template is `{ready: true, threads: n}` or `{error: text}`.
 
 The forked process is handed over to the head (which is a subreaper) by a second fork, because only
 the head's own children end with it by PR_SET_PDEATHSIG and can be reaped by it.
@@ -92,6 +92,9 @@ def _serve(channel: socket.socket, head: int) -> None:
     while chunk := channel.recv(1 << 16):
         buffer += chunk
         for request in unpack(buffer):
+            if "ping" in request:
+                channel.sendall(pack(request))
+                continue
             answer: dict[str, Any] = {"id": request["id"]}
             try:
                 answer["pid"] = _fork(request, head)
