@@ -26,6 +26,7 @@ from regrow.errors import (
     WaitTimeout,
 )
 from regrow.head.fleet import Fleet
+from regrow.head.guard import Guard
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec
@@ -245,7 +246,7 @@ def test_commands_and_reports(tmp_path: Path) -> None:
     run(tmp_path, main, slices=1)
 
 
-def test_a_report_that_cannot_be_handled_costs_only_itself(
+def test_a_report_that_cannot_be_handled_ends_the_head(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(bench: Bench) -> None:
@@ -258,11 +259,14 @@ def test_a_report_that_cannot_be_handled_costs_only_itself(
                 raise LookupError("a fault of the head")
             report(link, command)
 
+        guard = Guard(lambda _: None)
+        asyncio.get_running_loop().set_exception_handler(guard)
         bench.report = refuse  # type: ignore[method-assign]
         assert process.channel is not None
         process.channel.send(c.pack_all([c.Released((5,)), c.Released((6,))]))
         await until(lambda: (link, c.Released((6,))) in bench.reports, "the second report")
         assert "a fault of the head" in caplog.text
+        assert "LookupError: a fault of the head" in (guard.failure or "")
 
     run(tmp_path, main, slices=1)
 

@@ -148,8 +148,8 @@ class HeadChannel:
     def _deliver(self, payload: bytes | memoryview) -> None:
         try:
             self._on_payload(payload)
-        except Exception:
-            log.exception("a message from %s was not handled", self.name)
+        except Exception as error:  # noqa: BLE001 (the loop's handler is told)
+            _report(f"a message from {self.name} was not handled", error)
 
     def _idle_ack(self) -> None:
         self._ack_planned = False
@@ -163,8 +163,8 @@ class HeadChannel:
     def _tell(self, listener: Callable[..., None], *args: str) -> None:
         try:
             listener(*args)
-        except Exception:
-            log.exception("news of %s was not handled", self.name)
+        except Exception as error:  # noqa: BLE001 (the loop's handler is told)
+            _report(f"news of {self.name} was not handled", error)
 
     def _on_closed(self, cause: Exception) -> None:
         self._stream = None
@@ -177,6 +177,11 @@ class HeadChannel:
             self._stream.close()
             self._stream = None
             self._tell(self._on_broken, cause)
+
+
+def _report(what: str, error: Exception) -> None:
+    context = {"message": what, "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
 
 
 @final

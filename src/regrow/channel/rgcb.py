@@ -8,12 +8,13 @@ as long as that of HTTP/2, so one listening socket serves both:
 The nonce is made by the client and travels in the session's initialization data, so a connection is
 as trusted as the session, and ends with it. Then frames, each a u64 length and as many bytes:
 
-    head -> client   u8 kind, 3 zero bytes, u32 index, u64 token, values (of a CALL only)
+    head -> client   u8 kind, 3 zero bytes, u32 index, u64 token, values (of a CALL) or a text (of a BYE)
     client -> head   u8 outcome, 3 zero bytes, u32 code, values or a text in UTF-8
 
 The head says HELLO once; each CALL is answered before the next one on the same connection. Where no
 connection of a session is idle the client opens another, so calls within calls never starve. FREE
-says that no executable uses the callbacks of a token any longer; it has no answer.
+says that no executable uses the callbacks of a token any longer, BYE why the head ends; they have no
+answer.
 
 A client that knocks gives a nonce of zeros, then a frame with its token, and gets a frame back: empty,
 or the reason why it would be refused. (The stock client never shows the reason, and tries for long.)
@@ -57,6 +58,7 @@ MAX_TOKEN_BYTES: Final = 4096
 CALL: Final = 1
 FREE: Final = 2
 HELLO: Final = 3
+BYE: Final = 4
 
 VALUES: Final = 0
 FAILED: Final = 1

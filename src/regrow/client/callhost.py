@@ -159,6 +159,8 @@ class CallbackHost:
                     self.forget(token)
                 elif kind == rgcb.HELLO:
                     self._greeted = True
+                elif kind == rgcb.BYE:
+                    raise EOFError(bytes(rest).decode("utf-8", "replace"))
         except (OSError, EOFError, ProtocolError) as error:
             self._lost(error)
         finally:

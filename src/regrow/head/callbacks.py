@@ -113,6 +113,11 @@ class Callbacks:
         if pool is not None:
             pool.free(token)
 
+    def end(self, cause: str) -> None:
+        """The head ends: every client is told why."""
+        for pool in self._pools.values():
+            pool.end(cause)
+
     def close(self, nonce: str) -> None:
         """The session is over: its calls fail at once, those to come too."""
         pool = self._pools.pop(nonce, None)
@@ -221,6 +226,10 @@ class _Pool:
         # Also on a busy connection: the client reads it after the call, and nothing waits for it.
         for connection in self._idle[-1:] or list(self._connections)[:1]:
             connection.send(rgcb.request(rgcb.FREE, token))
+
+    def end(self, cause: str) -> None:
+        for connection in self._connections:
+            connection.send(rgcb.request(rgcb.BYE), cause.encode("utf-8", "replace"))
 
     def close(self) -> None:
         for connection in list(self._connections):

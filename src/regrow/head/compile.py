@@ -125,6 +125,13 @@ class CompileService:
         for job in list(self._jobs.values()):
             self._start(job)
 
+    def end(self, error: StatusError) -> None:
+        """Whatever is under way fails with this error."""
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
+            for done in job.waiting:
+                done(error, None)
+
     def _start(self, job: Job) -> None:
         link = self._compiler.link
         if link is None:

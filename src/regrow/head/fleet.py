@@ -19,6 +19,7 @@ from regrow.errors import (
     UsageError,
     WaitTimeout,
 )
+from regrow.head.guard import unexpected
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec, Launcher, Process
@@ -247,8 +248,8 @@ class Fleet:
             for command in c.unpack(data):
                 try:
                     self._report(member, (index, host, incarnation), command)
-                except Exception:  # Others may wait for the answers behind this one.
-                    log.exception("%s of %s", type(command).__name__, link.name)
+                except Exception as error:  # noqa: BLE001 (it ends the head)
+                    unexpected(f"{type(command).__name__} of {link.name}", error)
 
         channel = HeadChannel(link.name, payload, broken, attached)
         member = Member(link, channel)
@@ -323,7 +324,12 @@ class Fleet:
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()
 
     # --- what an operator asks for ---
 

@@ -14,12 +14,13 @@ import time
 from typing import Any, Final, final
 
 from regrow.config import HeadConfig
-from regrow.errors import WaitTimeout
+from regrow.errors import ClusterError, Code, StatusError, WaitTimeout
 from regrow.head.aides import Aide
 from regrow.head.control import ControlServer, make_event
 from regrow.head.coordination_calls import serve_coordination
 from regrow.head.fleet import Fleet
 from regrow.head.gateway import PROTOCOL_MAX, PROTOCOL_MIN, Gateway
+from regrow.head.guard import Guard
 from regrow.head.runtime import Runtime
 from regrow.head.topology import Topology
 from regrow.launchers.local import LocalLauncher
@@ -30,6 +31,7 @@ from regrow.wire.service import Server, serve
 log = logging.getLogger(__name__)
 
 _SHARE_OF_MEMORY: Final = 0.4
+_CLOSE_DEADLINE_S: Final = 15.0
 
 
 @final
@@ -51,19 +53,28 @@ class Head:
         self._server: Server | None = None
         self._meeting: Server | None = None
         self._stop = asyncio.Event()
+        self._guard = Guard(lambda _: self._stop.set())
         self._client = asyncio.Event()
         self._clients = 0
         self._started = time.monotonic()
         self._up_since: dict[int, float] = {}
 
     async def run(self) -> None:
-        """Serves until the end is asked for."""
+        """Serves until the end is asked for.
+
+        Raises:
+            ClusterError: It could not start, or it failed.
+        """
         self._watch_supervisor()
+        asyncio.get_running_loop().set_exception_handler(self._guard)
         try:
             await self._open()
             await self._stop.wait()
         finally:
-            await self._close()
+            async with asyncio.timeout(_CLOSE_DEADLINE_S):
+                await self._close()
+        if self._guard.failure is not None:
+            raise ClusterError(self._guard.failure)
 
     async def _open(self) -> None:
         tcp = self._config.tcp
@@ -85,6 +96,9 @@ class Head:
 
     async def _close(self) -> None:
         self._compiler.close()
+        cause = self._guard.failure or "the cluster was shut down"
+        self._runtime.end(StatusError.user(Code.UNAVAILABLE, cause))
+        await asyncio.sleep(0)  # What that has to say leaves with the next turn of the loop.
         if self._server is not None:
             await self._server.close()
         await self._fleet.close()
@@ -196,7 +210,7 @@ def serve_head(config: HeadConfig, launcher: LocalLauncher) -> None:
     """Serves until the end is asked for.
 
     Raises:
-        RegrowError: The cluster could not start.
+        RegrowError: The cluster could not start, or the head failed.
     """
     logging.basicConfig(
         level=config.log_level.upper(),

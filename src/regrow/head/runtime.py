@@ -53,6 +53,13 @@ class Runtime:
         self.ended: str | None = None
         self._on_change = on_change
 
+    def end(self, error: StatusError) -> None:
+        """The head ends: whatever a client waits for fails with this error."""
+        self.compiler.end(error)
+        for link in list(self.buffers.links.values()):
+            link.lose(error)
+        self.callbacks.end(error.message)
+
     def close(self) -> None:
         """Lets go of the hosts' links and the shared memory; no request comes after this."""
         # Arrays that end from now on have nobody to tell, and no loop to do it on.
