@@ -43,7 +43,6 @@ class Bench:
     def __init__(self) -> None:
         self.aide = Aide("compiler", "some.module:entry")
         self.aide.on_up = lambda: self.events.append("up")
-        self.aide.on_lost = lambda: self.events.append("lost")
         self.events: list[str] = []
         self.started: list[tuple[str, Mapping[str, Any], str, str]] = []
         self.processes: list[FakeProcess] = []
@@ -136,11 +135,11 @@ def test_its_end_fails_what_was_asked_and_it_comes_back() -> None:
         assert answer.error.code is Code.UNAVAILABLE
         assert answer.error.message == "the compiler ended: SIGSEGV (signal 11)"
         assert bench.aide.link is None
-        assert bench.events == ["up", "lost"]
+        assert bench.events == ["up"]
         await bench.lives(2)
         assert bench.started[1][1]["incarnation"] == 2
         bench.says(c.Up("0.10.2", True))
-        assert bench.events == ["up", "lost", "up"]
+        assert bench.events == ["up", "up"]
         assert bench.admitted[1][1] is not bench.admitted[0][1]
 
     run(main)

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, final
 from regrow.channel import commands as c
 from regrow.channel.head_end import HeadChannel
 from regrow.errors import Code, LaunchError, StatusError
+from regrow.head.guard import unexpected
 from regrow.head.links import Link
 from regrow.launchers.base import Process
 
@@ -43,7 +44,6 @@ class Aide:
         self.role = role
         self.link: Link | None = None
         self.on_up: Callable[[], None] = lambda: None
-        self.on_lost: Callable[[], None] = lambda: None
         self.on_call: Callable[[Link, c.Callback], None] | None = None
         self._entry = entry
         self._lives = 0
@@ -106,8 +106,8 @@ class Aide:
         for command in c.unpack(data):
             try:
                 self._report(link, command)
-            except Exception:  # Others may wait for the answers behind this one.
-                log.exception("%s of the %s", type(command).__name__, self.role)
+            except Exception as error:  # noqa: BLE001 (it ends the head)
+                unexpected(f"{type(command).__name__} of the {self.role}", error)
 
     def _report(self, link: Link, command: Any) -> None:
         match command:
@@ -132,7 +132,6 @@ class Aide:
         self.link = None
         link.lose(StatusError(Code.UNAVAILABLE, f"the {self.role} ended: {cause}"))
         link.ended()
-        self.on_lost()
         self._again(*again)
 
     def _again(self, *again: Any) -> None:
