@@ -184,10 +184,17 @@ def test_the_death_of_the_head_leaves_nothing(
     error = rig.client.do("end", timeout_s=15)["error"]
     assert error.startswith("JaxRuntimeError: UNAVAILABLE: "), error
     wait_until(lambda: not marked(rig.run_id), 5)
+    told = ""
+
+    def is_told() -> bool:
+        nonlocal told
+        told += capfd.readouterr().err
+        return f"the head at {rig.cluster.target} is gone" in told
+
+    wait_until(is_told, 5)
     assert rig.client.close() == 0
     rig.cluster.close()
     assert not sockets.exists()
-    assert f"the head at {rig.cluster.target} is gone" in capfd.readouterr().err
 
 
 @pytest.fixture(scope="module")
