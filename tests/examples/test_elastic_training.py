@@ -134,6 +134,7 @@ def test_quickstart() -> None:
         "[1. 2. 3. 4. 5. 6. 7. 8.]",
         "28.0",
     ]
+    assert done.stderr == ""
 
 
 @pytest.mark.slow

@@ -12,7 +12,20 @@ from regrow.client import analysis, arrays, backend, callbacks, crossing, tokens
 from regrow.client.notice import say
 from regrow.client.settings import PLATFORMS, Settings
 
+
+def _quieten() -> None:
+    """Applies the level of logging that `settings.environ` chose to a jaxlib that is loaded already.
+
+    With the level that JAX sets by itself each request that a lost slice refuses is logged.
+    """
+    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
+    jax: Any = sys.modules["jax"]
+    if level.isdecimal() and jax.config.jax_logging_level in (None, "", "NOTSET"):
+        importlib.import_module("jax._src.lib").utils.absl_set_min_log_level(int(level))
+
+
 _HOOKS: Final[tuple[tuple[str, Callable[[], None]], ...]] = (
+    ("silence about what a lost slice refuses", _quieten),
     ("connecting with a token", backend.install),
     ("host callbacks inside jit", callbacks.install),
     ("NumPy arrays with negative or zero strides", arrays.install),
