@@ -6,6 +6,7 @@ import subprocess
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,9 @@ def test_addresses(text: str, target: str, address: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "localhost", "x:y", ":1", "host:0", "host:65536", "/" + "x" * 107]
+    "text", ["", "localhost", "x:y", ":1", "host:0", "host:65536", "/" + "x" * 107, 5, b"host:1"]
 )
-def test_no_addresses(text: str) -> None:
+def test_no_addresses(text: Any) -> None:
     with pytest.raises(UsageError):
         Settings.of(text)
 

@@ -17,6 +17,8 @@ PLATFORMS: Final = "proxy,cpu"
 SITE_DIRECTORY: Final = Path(__file__).resolve().parent / "site"
 
 _SCHEME: Final = "grpc://"
+_NO_ADDRESS: Final = "no address of a cluster"
+_ADDRESSES: Final = "write grpc://HOST:PORT or grpc://unix:/PATH"
 
 
 @final
@@ -39,7 +41,10 @@ class Settings:
         Raises:
             UsageError: The target is no address.
         """
-        return cls(_normal_target(os.fspath(target)), token)
+        text = os.fspath(target) if isinstance(target, os.PathLike) else target
+        if not isinstance(text, str):
+            raise UsageError(f"{_NO_ADDRESS}: {target!r}; {_ADDRESSES}")
+        return cls(_normal_target(text), token)
 
     @classmethod
     def from_environ(cls, variables: Mapping[str, str] | None = None) -> Settings | None:
@@ -127,9 +132,7 @@ def _normal_target(text: str) -> str:
     if "/" in host or not (
         colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
     ):
-        raise UsageError(
-            f"no address of a cluster: {text!r}; write grpc://HOST:PORT or grpc://unix:/PATH"
-        )
+        raise UsageError(f"{_NO_ADDRESS}: {text!r}; {_ADDRESSES}")
     return f"{_SCHEME}{rest}"
 
 
