@@ -85,3 +85,30 @@ def test_what_is_not_there_is_wrong_usage(tmp_path):
         Task("script", "nothing.py", ()).argv()
     with pytest.raises(UsageError, match="there is no command 'no-such-command'"):
         Task("command", "no-such-command", ()).argv()
+    with pytest.raises(UsageError, match=r"'\.' is a directory without a __main__\.py"):
+        Task("script", ".", ()).argv()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nosuchmod", "there is no module 'nosuchmod'"),
+        ("json.nosuchmod", "there is no module 'json.nosuchmod'"),
+        ("json", "module 'json' is a package without a __main__"),
+        ("here.nothing", "there is no module 'here.nothing'"),
+    ],
+)
+def test_a_module_that_is_not_there_is_wrong_usage(tmp_path, monkeypatch, name, text):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=text):
+        Task("module", name, ()).argv()
+
+
+def test_modules_are_found_without_being_imported(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for file in ("mine.py", "here/__init__.py", "here/__main__.py", "here/inner.py"):
+        (tmp_path / file).write_text("raise AssertionError('imported')")
+    for name in ("mine", "here", "here.inner", "json.tool", "timeit", "this", "pytest"):
+        assert Task("module", name, ()).argv() == [sys.executable, "-m", name]

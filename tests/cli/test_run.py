@@ -204,6 +204,7 @@ def test_a_run_can_be_taken_down(regrow, running):
     [
         ("run", "nothing to run: give SCRIPT, -m MODULE or -- COMMAND (see: regrow run --help)"),
         ("run no-such-script.py", "there is no script 'no-such-script.py'"),
+        ("run -m no_such_module", "there is no module 'no_such_module'"),
         ("run -- no-such-command", "there is no command 'no-such-command'"),
         ("run --slices 0 -- true", "slices is 0"),
         ("run --slices two -- true", "'two' is not a valid integer"),
@@ -213,6 +214,8 @@ def test_a_run_can_be_taken_down(regrow, running):
         ("run --name a/b -- true", "'a/b' cannot be the name of a cluster"),
         ("run --colour -- true", "No such option"),
         ("up --port 70000", "port 70000 is no TCP port"),
+        ("up --host 0.0.0.0", "are for clients over TCP: say --port"),
+        ("up --allow-no-token", "are for clients over TCP: say --port"),
         ("slice fly 1", "'fly' is not one of"),
         ("slice kill one", "'one' is not a valid integer"),
         ("nonsense", "No such command 'nonsense'"),

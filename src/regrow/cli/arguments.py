@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -33,14 +34,14 @@ class Task:
         """The command line that runs it.
 
         Raises:
-            UsageError: If there is no such script or command.
+            UsageError: If there is no such script, module or command.
         """
         match self.kind:
             case "module":
+                _check_module(self.name)
                 return [sys.executable, "-m", self.name, *self.arguments]
             case "script":
-                if not Path(self.name).exists():
-                    raise UsageError(f"there is no script {self.name!r}")
+                _check_script(Path(self.name), self.name)
                 return [sys.executable, self.name, *self.arguments]
             case "command":
                 program = shutil.which(self.name)
@@ -51,6 +52,34 @@ class Task:
     def __str__(self) -> str:
         flag = "-m " if self.kind == "module" else ""
         return f"{flag}{self.name}"
+
+
+def _check_script(path: Path, name: str) -> None:
+    if not path.exists():
+        raise UsageError(f"there is no script {name!r}")
+    if path.is_dir() and not Path(path, "__main__.py").exists():
+        raise UsageError(f"{name!r} is a directory without a __main__.py, and no script")
+
+
+def _check_module(name: str) -> None:
+    """Finds a module as `python -m` would, without importing its packages, which is user code."""
+    found, path = None, [str(Path.cwd()), *sys.path]
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        found = _find(".".join(parts[:count]), path)
+        if found is None:
+            raise UsageError(f"there is no module {name!r}")
+        path = list(found.submodule_search_locations or ())
+    if path and _find(f"{name}.__main__", path) is None:
+        raise UsageError(f"module {name!r} is a package without a __main__, and cannot be run")
+
+
+def _find(name: str, path: list[str]) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return spec
+    return None
 
 
 class TaskCommand(click.Command):
