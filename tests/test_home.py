@@ -81,6 +81,27 @@ def test_names_are_numbered(home):
     assert home.claim(None, stem="run").name == "run-1"
 
 
+@pytest.mark.parametrize("where", ["h", "x" * 100])
+def test_a_claim_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch, where):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    home = Home(tmp_path / where)
+
+    def interrupted(path: Path, text: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regrow.home._write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        home.claim(None)
+    assert list((home.path / "clusters").iterdir()) == []
+    assert list(tmp_path.glob("regrow-*")) == []
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is no directory"):
+        Home(tmp_path / "file")
+
+
 def test_a_wrong_name_is_refused(home):
     with pytest.raises(UsageError, match="cannot be the name"):
         home.claim("../out")
@@ -208,7 +229,7 @@ def test_short_paths_are_in_the_users_runtime_directory(tmp_path, monkeypatch):
 def test_a_home_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterStartError, match="cannot write to"):
-        Home(tmp_path / "file").claim("one")
+        Home(tmp_path / "file" / "home").claim("one")
 
 
 def test_names_are_given_once_only(home):

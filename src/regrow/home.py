@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from regrow.config import MAX_SOCKET_PATH_BYTES, check_name
-from regrow.errors import ClusterError, ClusterStartError, NoClusterError
+from regrow.errors import ClusterError, ClusterStartError, NoClusterError, UsageError
 from regrow.processes import ProcessId, end_run
 
 HOME_VARIABLE: Final = "REGROW_HOME"
@@ -126,10 +126,17 @@ class Home:
 
         Args:
             path: Its directory; default: REGROW_HOME, or ~/.regrow.
+
+        Raises:
+            UsageError: If it is no directory.
         """
         self.path = (
             Path(path or os.environ.get(HOME_VARIABLE) or "~/.regrow").expanduser().resolve()
         )
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(
+                f"{self.path} is no directory, and so no home: {HOME_VARIABLE} names a directory"
+            )
 
     @property
     def _clusters(self) -> Path:
@@ -170,20 +177,25 @@ class Home:
     def _enter(self, name: str, purpose: str) -> ClusterState:
         directory = self._clusters / name
         directory.mkdir(mode=0o700)
-        sockets = _socket_dir(directory)
-        state = ClusterState(
-            name=name,
-            run_id=secrets.token_hex(8),
-            dir=str(directory),
-            socket_dir=sockets,
-            machine=socket.gethostname(),
-            supervisor=ProcessId.own(),
-            head=None,
-            created_at=time.time(),
-            target=f"grpc://unix:{sockets}/client.sock",
-            purpose=purpose,
-        )
-        _write(directory / "state.json", state.to_json())
+        sockets = str(directory)
+        try:
+            sockets = _socket_dir(directory)
+            state = ClusterState(
+                name=name,
+                run_id=secrets.token_hex(8),
+                dir=str(directory),
+                socket_dir=sockets,
+                machine=socket.gethostname(),
+                supervisor=ProcessId.own(),
+                head=None,
+                created_at=time.time(),
+                target=f"grpc://unix:{sockets}/client.sock",
+                purpose=purpose,
+            )
+            _write(directory / "state.json", state.to_json())
+        except BaseException:  # A Ctrl-C, too.
+            _remove_places(str(directory), sockets)
+            raise
         return state
 
     def update(self, state: ClusterState) -> None:
@@ -227,7 +239,7 @@ class Home:
             present = self._read(state.name)
             # Another cluster may have taken the name since then.
             if present is not None and present.run_id == state.run_id:
-                _remove(present)
+                _remove_places(present.dir, present.socket_dir)
 
     def sweep(self) -> list[str]:
         """Cleans up after clusters whose supervisor and head are dead; returns their names.
@@ -248,7 +260,7 @@ class Home:
                     shutil.rmtree(entry, ignore_errors=True)
                 elif state.is_here and (state.is_dead or state.run_id in ending):
                     end_run(state.run_id)
-                    _remove(state)
+                    _remove_places(state.dir, state.socket_dir)
                     swept.append(state.name)
         return swept
 
@@ -315,8 +327,7 @@ def _write(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _remove(state: ClusterState) -> None:
-    sockets = Path(state.socket_dir)
-    if state.socket_dir != state.dir and sockets.name.startswith(_SHORT_PREFIX):
+def _remove_places(directory: str, sockets: str) -> None:
+    if sockets != directory and Path(sockets).name.startswith(_SHORT_PREFIX):
         shutil.rmtree(sockets, ignore_errors=True)
-    shutil.rmtree(state.dir, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
