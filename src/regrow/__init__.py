@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
+
+from regrow.lazy import attributes
 
 if TYPE_CHECKING:
     from regrow.client.connect import connect
@@ -12,19 +14,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LocalCluster", "__version__", "connect", "explain"]
 
-# Every process of a cluster imports this package; it must cost nothing.
-_HOMES = {
+_HOMES: Final = {
     "LocalCluster": "regrow.cluster",
     "connect": "regrow.client.connect",
     "explain": "regrow.elastic.causes",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'regrow' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = attributes(__name__, _HOMES)

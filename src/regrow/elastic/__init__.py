@@ -7,12 +7,13 @@ this package needs none, not even JAX.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from regrow.elastic.batches import Batch, ConstantGlobalBatch, ScaledGlobalBatch
 from regrow.elastic.causes import SliceLoss, explain
 from regrow.elastic.loaders import ElasticLoader, GrainLoader
 from regrow.elastic.progress import at_step, phase
+from regrow.lazy import attributes
 
 if TYPE_CHECKING:
     from regrow.elastic.checkpoints import settle_checkpoints
@@ -34,18 +35,9 @@ __all__ = [
     "settle_checkpoints",
 ]
 
-_HOMES = {
+_HOMES: Final = {
     "Manager": "regrow.elastic.manager",
     "Snapshotter": "regrow.elastic.snapshotter",
     "settle_checkpoints": "regrow.elastic.checkpoints",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'regrow.elastic' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = attributes(__name__, _HOMES)
