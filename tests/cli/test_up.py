@@ -79,9 +79,12 @@ def test_several_clusters(regrow, one_line):
     assert json.loads(regrow("status", "--json", "--cluster", "two").stdout)["name"] == "two"
     both = json.loads(regrow("status", "--json", "--all").stdout)
     assert [status["name"] for status in both] == ["one", "two"]
+    doctor = regrow("doctor").stdout
+    assert "of cluster one" in doctor
+    assert "of cluster two" in doctor
     regrow.environ["REGROW_CLUSTER"] = "one"
     assert regrow("down").stderr == "regrow: cluster one is down\n"
-    assert "no cluster named 'one'" in one_line(regrow("env"), 3)
+    assert "no cluster named 'one'" in one_line(regrow("status"), 3)
     del regrow.environ["REGROW_CLUSTER"]
     assert regrow("down", "--all").stderr == "regrow: cluster two is down\n"
     regrow.nothing_left()
@@ -135,10 +138,38 @@ def test_a_head_with_the_flags_of_pathways(regrow, one_line):
 
 
 def test_there_is_nothing_to_ask(regrow, one_line):
-    for command in (("status",), ("down",), ("env",), ("slice", "kill", "0")):
+    for command in (("status",), ("down",), ("slice", "kill", "0")):
         assert "no cluster runs in" in one_line(regrow(*command), 3)
+    assert regrow("env").stdout == "false\n"  # The status of `eval "$(regrow env)"`.
     assert regrow("down", "--all").returncode == 0
     assert regrow("status", "--all", "--json").stdout == "[]\n"
+
+
+def test_a_home_that_is_a_file_is_one_line(regrow, one_line, tmp_path):
+    (tmp_path / "file").touch()
+    regrow.environ["REGROW_HOME"] = str(tmp_path / "file")
+    for command in ("up", "status", "doctor"):
+        assert "file is no directory, and so no home" in one_line(regrow(command), 2)
+
+
+def test_a_ctrl_c_while_the_command_is_being_imported():
+    code = """
+import builtins, sys
+
+imported = builtins.__import__
+
+def interrupted(name, *rest):
+    if name == "click":
+        raise KeyboardInterrupt
+    return imported(name, *rest)
+
+builtins.__import__ = interrupted
+from regrow.__main__ import main
+
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def test_help_and_version(regrow):

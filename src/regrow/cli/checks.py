@@ -191,7 +191,7 @@ def _cluster(name: str, status: dict[str, Any]) -> list[Finding]:
         mend = f"regrow down --cluster {name}, then start it anew"
         return [Finding("bad", f"cluster {name}: the job has ended: {status['ended']}", mend)]
     if not down:
-        return [Finding("ok", f"cluster {name}: all {len(slices)} slices are up{_speaks(status)}")]
+        return [Finding("ok", f"cluster {name}: {_all_up(len(slices))}{_speaks(status)}")]
     return [
         Finding(
             "bad",
@@ -203,6 +203,10 @@ def _cluster(name: str, status: dict[str, Any]) -> list[Finding]:
         )
         for one in down
     ]
+
+
+def _all_up(slices: int) -> str:
+    return "its slice is up" if slices == 1 else f"all {slices} slices are up"
 
 
 def _speaks(status: dict[str, Any]) -> str:

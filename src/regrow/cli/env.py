@@ -8,6 +8,7 @@ import click
 
 from regrow.cli.options import cluster_choice
 from regrow.cluster import client_environ
+from regrow.errors import RegrowError
 from regrow.home import Home
 
 
@@ -19,6 +20,12 @@ def command(name: str | None, tcp: bool) -> None:
 
     Use it as: eval "$(regrow env)"
     """
-    home = Home()
-    for variable, value in client_environ(home.find(name), home, tcp=tcp).items():
+    try:
+        home = Home()
+        variables = client_environ(home.find(name), home, tcp=tcp)
+    except RegrowError:
+        # The shell does not look at our exit status, only at that of what it evaluates.
+        click.echo("false")
+        raise
+    for variable, value in variables.items():
         click.echo(f"export {variable}={shlex.quote(value)}")

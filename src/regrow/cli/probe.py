@@ -30,7 +30,7 @@ sys.stdin.read()
 
 
 def client(home: Home, name: str | None, variables: Mapping[str, str]) -> list[Finding]:
-    """Starts a client as this shell would; where it is none, one of a cluster that runs.
+    """Starts a client as this shell would; where it is none, one of each cluster that runs.
 
     If none runs, a small one is made for it, in a home of its own.
     """
@@ -38,9 +38,14 @@ def client(home: Home, name: str | None, variables: Mapping[str, str]) -> list[F
         return [_probe(dict(variables), None, "this shell's variables")]
     running = [home.find(name)] if name is not None else home.clusters()
     if running:
-        state = running[0]
-        environ = dict(variables) | client_environ(state, home)
-        return [_probe(environ, state.control_socket, f"cluster {state.name}")]
+        return [
+            _probe(
+                dict(variables) | client_environ(state, home),
+                state.control_socket,
+                f"cluster {state.name}",
+            )
+            for state in running
+        ]
     try:
         with _own_cluster() as (state, own_home):
             environ = dict(variables) | client_environ(state, own_home)
@@ -53,7 +58,7 @@ def client(home: Home, name: str | None, variables: Mapping[str, str]) -> list[F
 def _own_cluster() -> Iterator[tuple[ClusterState, Home]]:
     with (
         tempfile.TemporaryDirectory(prefix="regrow-doctor-") as directory,
-        LocalCluster(1, 1, name="doctor", home=directory, start_deadline_s=_DEADLINE_S),
+        LocalCluster(1, 1, name="doctor", home=directory, start_timeout_s=_DEADLINE_S),
     ):
         home = Home(directory)
         yield home.find("doctor"), home
