@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import regrow
+import regrow.elastic
 from regrow import LocalCluster
 from regrow.cluster import start_cluster
 from regrow.config import ClusterOptions
@@ -202,6 +204,8 @@ def test_many_in_one_process_and_nothing_left(own_home):
         assert left(own_home) == []
         with pytest.raises(NoClusterError, match="is closed"):
             cluster.kill(0)
+        with pytest.raises(NoClusterError, match="is closed"), cluster:
+            raise AssertionError("a closed cluster was entered")
     wait_until(lambda: threading.active_count() <= threads)
 
 
@@ -290,15 +294,29 @@ def test_slices_that_cannot_start_are_one_clear_error(own_home, monkeypatch):
 
 def test_a_start_has_a_deadline(own_home):
     with pytest.raises(ClusterStartError, match=r"waited 0\.\d+ s for "):
-        LocalCluster(1, 1, start_deadline_s=0.2)
+        LocalCluster(1, 1, start_timeout_s=0.2)
     assert left(own_home) == []
+
+
+def test_public_names():
+    for package in (regrow, regrow.elastic):
+        assert set(package.__all__) <= set(dir(package))
+        with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute"):
+            _ = package.nothing
 
 
 def test_wrong_options_start_nothing(own_home):
     with pytest.raises(UsageError, match="slices is 0"):
         LocalCluster(slices=0)
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(TypeError, match=r"LocalCluster has no argument 'colour'$"):
         LocalCluster(colour="red")
+    with pytest.raises(
+        TypeError, match="no argument 'restore_after_s'; did you mean 'restore_after'"
+    ):
+        LocalCluster(restore_after_s=1.0)
+    for wrong in ({"host": "0.0.0.0"}, {"allow_no_token": True}):
+        with pytest.raises(UsageError, match=r"say --port \(port=\), too"):
+            LocalCluster(**wrong)
     with pytest.raises(UsageError, match="cannot be the name"):
         LocalCluster(name="a/b")
     assert left(own_home) == []

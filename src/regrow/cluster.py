@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import select
 import socket
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, final
@@ -169,7 +171,7 @@ class LocalCluster:
         *,
         name: str | None = None,
         home: str | os.PathLike[str] | None = None,
-        start_deadline_s: float = START_DEADLINE_S,
+        start_timeout_s: float = START_DEADLINE_S,
         **options: Any,
     ) -> None:
         """Starts a cluster and waits until every slice is up.
@@ -181,7 +183,7 @@ class LocalCluster:
             restore_after: Seconds after which a lost slice is relaunched; None: only by `restore`.
             name: Name in the home; by default a free one is chosen.
             home: Directory that it is entered in; default: REGROW_HOME, or ~/.regrow.
-            start_deadline_s: How long it may take until all slices are up.
+            start_timeout_s: How long it may take until all slices are up.
             **options: Further fields of `ClusterOptions`.
 
         Raises:
@@ -189,6 +191,7 @@ class LocalCluster:
             ClusterStartError: If it could not be started.
             TypeError: If there is no such option.
         """
+        _check_options(options)
         wanted = ClusterOptions(
             slices=slices,
             devices_per_slice=devices_per_slice,
@@ -202,7 +205,7 @@ class LocalCluster:
         )
         self._finalizer = weakref.finalize(self, self._supervisor.close)
         try:
-            self._supervisor.wait_healthy(start_deadline_s)
+            self._supervisor.wait_healthy(start_timeout_s)
             self._state = complete_state(self._home, self._supervisor)
         except BaseException:
             self.close()
@@ -216,6 +219,8 @@ class LocalCluster:
         ).start()
 
     def __enter__(self) -> LocalCluster:
+        if not self._finalizer.alive:
+            raise NoClusterError(f"cluster {self.name} is closed")
         return self
 
     def __exit__(
@@ -337,6 +342,17 @@ class LocalCluster:
         if cause is not None:
             raise ClusterError(f"the head of cluster {self.name} has died: {cause}")
         return request(supervisor.config.control_socket, method, timeout_s=timeout_s, **params)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    own = {"slices", "devices_per_slice", "hosts_per_slice", "restore_after", "name", "home"}
+    own |= {"start_timeout_s"}
+    known = {field.name for field in dataclasses.fields(ClusterOptions)} - {"restore_after_s"}
+    for name in options:
+        if name not in known:
+            like = difflib.get_close_matches(name, sorted(known | own), n=1)
+            hint = f"; did you mean {like[0]!r}?" if like else ""
+            raise TypeError(f"LocalCluster has no argument {name!r}{hint}")
 
 
 def complete_state(home: Home, supervisor: Supervisor) -> ClusterState:

@@ -17,6 +17,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Longest path of a Unix socket that Linux takes."""
 
+DEFAULT_HOST: Final = "127.0.0.1"
 IN_HOME: Final = "in the home"
 """Stands for the directory of a home where compiled programs are kept."""
 
@@ -76,7 +77,7 @@ class ClusterOptions:
     hang_after_s: float = 5.0
     reconnect_s: float = 3.0
     start_deadline_s: float = 60.0
-    host: str = "127.0.0.1"
+    host: str = DEFAULT_HOST
     port: int | None = None
     token: str | None = None
     allow_no_token: bool = False
@@ -86,8 +87,17 @@ class ClusterOptions:
     log_level: LogLevel = "info"
 
     def tcp(self) -> TcpConfig | None:
-        """Where to listen for clients over TCP; makes a token where one is wanted and none given."""
+        """Where to listen for clients over TCP; makes a token where one is wanted and none given.
+
+        Raises:
+            UsageError: There is no port, but more that is for TCP only.
+        """
         if self.port is None:
+            if self.allow_no_token or self.host != DEFAULT_HOST:
+                raise UsageError(
+                    "a host, and leave to come without a token, are for clients over TCP: say "
+                    "--port (port=), too; 0 takes a free one"
+                )
             return None
         token = self.token
         if token is None and not self.allow_no_token:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from regrow.cluster import START_DEADLINE_S
-from regrow.config import ClusterOptions
+from regrow.config import DEFAULT_HOST, ClusterOptions
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -111,7 +111,7 @@ _TCP_OPTIONS: Final = [
     click.option("--port", type=int, metavar="PORT", help="Listen for clients over TCP; 0: any."),
     click.option(
         "--host",
-        default="127.0.0.1",
+        default=DEFAULT_HOST,
         show_default=True,
         metavar="ADDRESS",
         help="Address to listen on with --port.",
