@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -166,6 +167,22 @@ def test_spoilt_cache_is_made_again(cache: Path, count_extractions: list[Path], 
     assert [entry.name for entry in cache.iterdir()] == [file.name]  # no temporary file is left
     if spoil != "directory":
         assert file.read_bytes() == good
+
+
+def test_cache_of_jaxlibs_that_are_gone_is_removed(
+    cache: Path, count_extractions: list[Path]
+) -> None:
+    cache.mkdir()
+    old = [cache / f"descriptors-0.9.{number}-1-1.binpb" for number in range(20)]
+    for age_s, file in enumerate([cache / "a file of another kind", *old]):
+        file.touch()
+        os.utime(file, (1e9 - age_s, 1e9 - age_s))
+    schema.load_pool()
+    kept = {file.name for file in cache.iterdir()}
+    assert len(kept) == 9
+    assert kept >= {"a file of another kind", old[0].name, old[6].name}
+    schema.load_pool()
+    assert len(count_extractions) == 1
 
 
 def test_cache_that_cannot_be_written(

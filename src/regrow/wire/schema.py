@@ -49,6 +49,8 @@ _REQUIRED: Final = (
 # A descriptor begins with field 1, its own file name: tag 0x0a, length, text.
 _FILE_NAME = re.compile(rb"\x0a[\x01-\x7f][A-Za-z0-9_/\-.]+\.proto")
 _LAST_FIELD: Final = 14  # of FileDescriptorProto
+_CACHED: Final = 8
+_CACHE_FILES: Final = ("descriptors-*", ".descriptors-*")
 
 
 def jaxlib_version() -> str:
@@ -183,9 +185,18 @@ def _write_cache(path: Path, descriptors: descriptor_pb2.FileDescriptorSet) -> N
         with os.fdopen(descriptor, "wb") as file:
             file.write(descriptors.SerializeToString())
         temporary.replace(path)
+        _remove_old(path.parent)
     except OSError:
         if temporary:
             temporary.unlink(missing_ok=True)
+
+
+def _remove_old(directory: Path) -> None:
+    """Keeps the latest files, those of every jaxlib in use; also what a killed writer has left."""
+    files = [file for pattern in _CACHE_FILES for file in directory.glob(pattern)]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[_CACHED:]:
+        file.unlink(missing_ok=True)
 
 
 def _pool(
