@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from acting_process import ActingProcess
 from coordination_rig import Epoch, ServedCoordination
 
-from regrow.head import coordination
-
 AGENT = Path(__file__).with_name("coordination_agent.py")
-SOURCES = str(Path(coordination.__file__).parents[2])
 
 
-class Process:
-    """A process with agents."""
+class Process(ActingProcess):
+    """A process with agents. What comes of an act is ["value", it] or ["error", text]."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(AGENT)],
-            env=os.environ | {"PYTHONPATH": SOURCES},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def begin(self, *act: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(act) + "\n")
-        self._process.stdin.flush()
-
-    def end(self) -> tuple[str, Any]:
-        """What came of the act: ("value", it) or ("error", text)."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("@"):  # Gloo, too, writes there.
-                kind, what = json.loads(line[1:])
-                return kind, what
-        raise AssertionError(f"the process has ended: {self._process.wait()}")
+        super().__init__(AGENT)
 
     def do(self, *act: Any) -> Any:
         self.begin(*act)
@@ -61,19 +34,6 @@ class Process:
 
     def join(self, epoch: Epoch, node: int, name: str = "a") -> None:
         self.do("connect", name, epoch.address, epoch.keys[node])
-
-    def lives(self) -> bool:
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def close(self) -> None:
-        self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
 
 
 @pytest.fixture
@@ -102,7 +62,7 @@ def test_values_go_from_one_to_the_other(served: ServedCoordination, pair: Pair)
     other.begin("call", "a", "blocking_key_value_get", "later", 60_000)
     one.do("call", "a", "key_value_set", "early", "1")
     one.do("call", "a", "key_value_set", "later", "2")
-    assert other.end() == ("value", "2")
+    assert other.end() == ["value", "2"]
     assert other.do("call", "a", "blocking_key_value_get", "early", 60_000) == "1"
     assert "ALREADY_EXISTS" in other.refused("call", "a", "key_value_set", "early", "9")
     other.do("call", "a", "key_value_set", "early", "9", True)
@@ -154,7 +114,7 @@ def test_gangs_form_and_a_newcomer_joins_the_next(served: ServedCoordination, pa
             process.join(epoch, node, name)
         one.begin("form", name, 0, 2)
         assert other.do("form", name, 1, 2) == 4
-        assert one.end() == ("value", 4)
+        assert one.end() == ["value", 4]
     one.do("call", "a", "shutdown")
     one.do("call", "b", "key_value_set", "still", "here")
     assert other.do("call", "b", "key_value_try_get", "still") == "here"
@@ -180,7 +140,7 @@ def test_an_absent_member_costs_the_others_nothing_but_the_epoch(
     for node, process in enumerate(pair):
         process.join(following, node, "b")
         process.begin("form", "b", node, 2)
-    assert [process.end() for process in pair] == [("value", 4)] * 2
+    assert [process.end() for process in pair] == [["value", 4]] * 2
 
 
 def test_a_member_that_is_killed_takes_nobody_along(served: ServedCoordination, pair: Pair) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,18 +13,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from acting_process import ActingProcess
 from coordination_rig import open_service
 from worker_rig import F32, compile_program, options_of
 
 from regrow.channel import commands as c
 from regrow.errors import Code
-from regrow.worker import gang as gangs
 from regrow.worker.compiler import Compiler
 from regrow.worker.gang import Gang
 from regrow.worker.store import PartError
 
 MEMBER = Path(__file__).with_name("gang_member.py")
-SOURCES = str(Path(gangs.__file__).parents[2])
 LOSS = "slice 1 was lost: SIGKILL"
 # XLA itself waits for its peers for 30 seconds at the least.
 STUCK_S = 25.0
@@ -45,41 +40,15 @@ module @sum attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i
 """
 
 
-class Member:
+class Member(ActingProcess):
     """A host in a process of its own."""
 
     def __init__(self, index: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(MEMBER), str(index)],
-            env=os.environ | {"PYTHONPATH": SOURCES},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def begin(self, *act: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(act) + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> Any:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("@"):  # Gloo, too, writes there.
-                return json.loads(line[1:])
-        raise AssertionError(f"the member has ended: {self.process.wait()}")
+        super().__init__(MEMBER, str(index))
 
     def do(self, *act: Any) -> Any:
         self.begin(*act)
         return self.end()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
 
 
 @pytest.fixture
@@ -128,8 +97,7 @@ def test_a_member_is_killed_and_the_survivor_goes_on(
     both(members, "execute", 1, 100, [1], [2])
     assert both(members, "get", 2) == [["value", [7]], ["value", [7]]]
     # The victim is killed; the survivor enters a collective that will never end.
-    victim.process.kill()
-    victim.process.wait()
+    victim.kill()
     survivor.do("execute", 2, 100, [1], [3])
     question = survivor.do("ask", 3)
     time.sleep(0.1)
