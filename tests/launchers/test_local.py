@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import secrets
@@ -15,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from regrow.errors import LaunchError
-from regrow.launchers import forks
+from regrow.launchers import forks, local
 from regrow.launchers.base import HostSpec
 from regrow.launchers.local import LocalLauncher, worker_environ
-from regrow.launchers.logs import MAX_BYTES
-from regrow.processes import RUN_MARK, ProcessStat, children_of, marked
+from regrow.launchers.logs import MAX_BYTES, HostLog
+from regrow.processes import RUN_MARK, ProcessStat, children_of, marked, spawn
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
@@ -264,6 +265,46 @@ def test_a_template_that_is_stopped_while_it_imports_is_replaced(launching, monk
         assert process.cause is None
 
     launching(test, modules=("hesitant", "targets"))
+
+
+def test_a_template_that_cannot_be_started_again_is_tried_again(launching, monkeypatch, caplog):
+    refusals = 2
+
+    def refusing(*arguments, **more):
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
+        return spawn(*arguments, **more)
+
+    async def test(launcher):
+        await launcher.start(spec())
+        template = launcher.template_pid
+        monkeypatch.setattr(forks, "spawn", refusing)
+        os.kill(template, signal.SIGKILL)
+        await until(lambda: refusals == 1)
+        with pytest.raises(LaunchError, match="no more processes"):
+            await launcher.start(spec())
+        assert (await launcher.start(spec())).cause is None
+        assert launcher.template_pid != template
+
+    launching(test)
+    assert caplog.records
+
+
+def test_what_the_system_refuses_is_a_failed_start(launching, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async def test(launcher):
+        for owner, name in ((HostLog, "begin"), (local, "LocalProcess")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, refuse)
+                with pytest.raises(LaunchError, match="too many open files"):
+                    await launcher.start(spec())
+        assert (await launcher.start(spec())).cause is None
+
+    launching(test)
 
 
 def test_a_start_outlives_the_template(launching, run_id, tmp_path):

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, final
 from regrow.channel import commands as c
 from regrow.channel.head_end import HeadChannel
 from regrow.errors import Code, LaunchError, StatusError
-from regrow.head.guard import unexpected
+from regrow.head.guard import unexpected, watch
 from regrow.head.links import Link
 from regrow.launchers.base import Process
 
@@ -141,3 +141,4 @@ class Aide:
     def _start_again(self, *again: Any) -> None:
         # The loop itself would not keep the task.
         self._starting = asyncio.get_running_loop().create_task(self.start(*again))
+        watch(self._starting)

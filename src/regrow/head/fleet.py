@@ -19,7 +19,7 @@ from regrow.errors import (
     UsageError,
     WaitTimeout,
 )
-from regrow.head.guard import unexpected
+from regrow.head.guard import unexpected, watch
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec, Launcher, Process
@@ -324,12 +324,8 @@ class Fleet:
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.result()
+        task.add_done_callback(self._tasks.discard)
+        watch(task)
 
     # --- what an operator asks for ---
 

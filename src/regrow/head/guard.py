@@ -21,6 +21,16 @@ def unexpected(what: str, error: Exception) -> None:
     asyncio.get_running_loop().call_exception_handler(context)
 
 
+def watch(task: asyncio.Task[None]) -> None:
+    """An exception that ends the task is reported at once, and not when the task is garbage."""
+    task.add_done_callback(_ended)
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.result()
+
+
 @final
 class Guard:
     """The exception handler of a head's loop.

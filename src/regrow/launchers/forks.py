@@ -96,7 +96,11 @@ class ForkServer:
             argv = python_argv(
                 "regrow.launchers.template", str(fd), str(os.getpid()), *self._modules
             )
-            pid = spawn(argv, self._environ, output=output.fileno(), keep=[fd])
+            try:
+                pid = spawn(argv, self._environ, output=output.fileno(), keep=[fd])
+            except BaseException:
+                ours.close()
+                raise
         return ours, Child(pid)
 
     def _attach(self) -> asyncio.AbstractEventLoop:
@@ -138,7 +142,11 @@ class ForkServer:
         Raises:
             LaunchError: If it could not be forked.
         """
-        loop = self._attach()
+        try:
+            loop = self._attach()
+        except OSError as error:
+            self._detach()
+            raise LaunchError(f"the template process cannot be started again: {error}") from None
         number = next(self._ids)
         request = {"id": number, "entry": entry, "spec": spec, "log": str(log), "name": name}
         pending = _Pending(request, loop.create_future())
@@ -215,9 +223,14 @@ class ForkServer:
         self._deaths += 1
         if self._error is None and self._deaths < _ATTEMPTS:
             logger.warning("the template process died (%s); it is started again", cause)
-            # Its successor imports while nobody waits for it.
-            self._attach()
-            return
+            try:
+                # Its successor imports while nobody waits for it.
+                self._attach()
+            except OSError as error:
+                self._detach()
+                cause = f"{cause}; its successor cannot be started: {error}"
+            else:
+                return
         why = self._error or cause
         hint = "".join(f"; {line}" for line in tail(self._log, lines=1))
         for pending in self._pending.values():
@@ -228,11 +241,12 @@ class ForkServer:
         self._error, self._deaths = None, 0
 
     def _revive(self) -> None:
+        fresh = self._spawn()
         self._socket.close()
+        self._socket, self._child = fresh
         self._inbox.clear()
         self._outbox.clear()
         self._unanswered, self._ready = 0, False
-        self._socket, self._child = self._spawn()
         for pending in self._pending.values():
             self._outbox += pack(pending.request)
         assert self._loop is not None

@@ -206,11 +206,19 @@ class LocalLauncher:
             LaunchError: If it could not be started.
         """
         log = self._logs.setdefault(label, HostLog(self._log_dir, label))
-        pid = await self._forks.fork(entry, spec, log=log.begin(), name=name)
+        try:
+            path = log.begin()
+        except OSError as error:
+            raise LaunchError(f"{label} has no log: {error}") from None
+        pid = await self._forks.fork(entry, spec, log=path, name=name)
         try:
             process = LocalProcess(pid, log, asyncio.get_running_loop())
         except ProcessLookupError:
             raise LaunchError(f"{label} (pid {pid}) was gone before it could be watched") from None
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            self._groups.add(pid)
+            raise LaunchError(f"{label} (pid {pid}) cannot be watched: {error}") from None
         self._running.add(process)
         process.on_exit(lambda _: self._forget(process))
         if self._timer is None:
