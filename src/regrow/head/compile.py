@@ -129,7 +129,9 @@ class CompileService:
         """Whatever is under way fails with this error."""
         jobs, self._jobs = self._jobs, {}
         for job in jobs.values():
-            for done in job.waiting:
+            # An answer may come all the same.
+            waiting, job.waiting = job.waiting, []
+            for done in waiting:
                 done(error, None)
 
     def _start(self, job: Job) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, final
 
 from regrow.channel import commands as c
+from regrow.channel import rgcb
 from regrow.channel.arena import Arena
 from regrow.config import HeadConfig
-from regrow.errors import Code, SliceLostError, StatusError
+from regrow.errors import Code, ResourceError, SliceLostError, StatusError
 from regrow.head.aides import Aide
 from regrow.head.buffers import Buffers
 from regrow.head.callbacks import Callbacks
@@ -130,8 +131,15 @@ class Runtime:
         """A process calls a function of a client."""
 
         def done(answer: Any) -> None:
-            if link.lost is None:
+            if link.lost is not None:
+                return
+            try:
                 link.send(c.CallbackResult(command.call, bytes(answer)))
+            except ResourceError as error:
+                refusal = rgcb.failure(
+                    Code.RESOURCE_EXHAUSTED, f"what a host callback gave: {error}"
+                )
+                link.send(c.CallbackResult(command.call, refusal))
 
         self.callbacks.call(command.nonce, command.token, command.function, command.payload, done)
 
