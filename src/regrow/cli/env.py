@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 
 import click
 
@@ -24,8 +25,9 @@ def command(name: str | None, tcp: bool) -> None:
         home = Home()
         variables = client_environ(home.find(name), home, tcp=tcp)
     except RegrowError:
-        # The shell does not look at our exit status, only at that of what it evaluates.
-        click.echo("false")
+        if not sys.stdout.isatty():
+            # `eval` does not look at our exit status, only at that of what it evaluates.
+            click.echo("false")
         raise
     for variable, value in variables.items():
         click.echo(f"export {variable}={shlex.quote(value)}")
