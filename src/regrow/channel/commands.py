@@ -211,6 +211,12 @@ class Exit(NamedTuple):
     """End the worker process in good order."""
 
 
+class Fail(NamedTuple):
+    """Fail on purpose (`worker/faults.py`); handled at once."""
+
+    fault: str
+
+
 class SetColocated(NamedTuple):
     """Load a colocated Python program: the user's own code, pickled by the user's own process.
 
@@ -359,6 +365,7 @@ _COMMANDS: Final[tuple[type[Any], ...]] = (
     EpochBroken,
     Callback,
     CallbackFreed,
+    Fail,
 )
 _OPS: Final[dict[type[Any], int]] = {command: op for op, command in enumerate(_COMMANDS)}
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)

@@ -126,6 +126,11 @@ class HeadChannel:
         if self._on_attached is not None:
             self._tell(self._on_attached)
 
+    def sever(self) -> None:
+        """Breaks the connection, as a network may do at any time."""
+        if self._stream is not None:
+            self._stream.shutdown()
+
     def close(self) -> None:
         """Ends the channel for good: what was kept is dropped, and the worker refused from now on."""
         self._closed = True

@@ -7,6 +7,7 @@ memory that the receiver names and keep references to what is still to be writte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import socket
@@ -181,6 +182,11 @@ class Stream:
             self._loop.remove_writer(self._fd)
         self._out.clear()
         self._sock.close()
+
+    def shutdown(self) -> None:
+        """Ends both directions, as a broken connection does: reading will find the end."""
+        with contextlib.suppress(OSError):  # The peer was faster.
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def _fail(self, cause: Exception) -> None:
         if self.open:

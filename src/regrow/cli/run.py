@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from regrow.chaos.ability import check_possible
 from regrow.chaos.schedule import FaultEvent, parse_schedule
 from regrow.cli.arguments import Task, TaskCommand
 from regrow.cli.options import cluster_options, to_cluster_options
@@ -25,8 +26,8 @@ from regrow.processes import RUN_MARK, adopted_reaped
 @click.option(
     "--chaos",
     metavar="SPEC",
-    help="Faults, such as kill:1@5s,restore:1@9.5s,stop:0@3s,cont:0@6s "
-    "(slice index, seconds after the client connected).",
+    help="Faults, such as kill:1@5s,stop:0@step=120,kill:2@phase=load+20ms,kill:1@recovery=1 "
+    "(fault, index of a slice, when; see docs/chaos.md).",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Say more about what happens.")
 def command(
@@ -41,7 +42,10 @@ def command(
     verbose = values.pop("verbose")
     argv = task.argv()
     options = to_cluster_options(values)
-    faults: tuple[FaultEvent, ...] = parse_schedule(chaos, options.slices) if chaos else ()
+    faults: tuple[FaultEvent, ...] = ()
+    if chaos is not None:
+        faults = parse_schedule(chaos, options.slices)
+        check_possible(faults)
     for signum in (signal.SIGTERM, signal.SIGHUP):
         # What is ignored (by nohup, say) stays so.
         if signal.getsignal(signum) is not signal.SIG_IGN:

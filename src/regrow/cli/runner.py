@@ -8,13 +8,14 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, final
 
-from regrow.chaos.schedule import FaultEvent
+from regrow.chaos.inject import Injector
+from regrow.chaos.schedule import FaultEvent, format_schedule
 from regrow.cli.report import EventReporter, say
 from regrow.cli.signals import Received, SignalQueue
-from regrow.control import ControlConnection, Event, error_from_json, request
+from regrow.control import ControlConnection, Event, request
 from regrow.errors import ClusterError, RegrowError
 from regrow.processes import Child, children_of, descendants_of, die_with_parent, end_all, marked
 from regrow.supervise import Supervisor
@@ -41,14 +42,13 @@ class Runner:
         self, supervisor: Supervisor, faults: Sequence[FaultEvent], *, verbose: bool = False
     ) -> None:
         self._supervisor = supervisor
-        self._faults = list(faults)
+        self._faults = faults
+        self._injector: Injector | None = None
         self._reporter = EventReporter(verbose=verbose)
         self._selector = selectors.DefaultSelector()
-        self._client_at: float | None = None
         self._kill_at: float | None = None
         self._job_ended: str | None = None
         self._head_died = False
-        self._ordered: dict[int, FaultEvent] = {}
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str]) -> int:
         """Runs the script until it has ended; returns the exit status for `regrow run`."""
@@ -56,6 +56,7 @@ class Runner:
             self._selector,
             ControlConnection(self._supervisor.config.control_socket) as self._control,
             SignalQueue(_WATCHED) as self._signals,
+            self._chaos(),
         ):
             self._control.subscribe()
             self._script = self._start(argv, environ)
@@ -64,6 +65,23 @@ class Runner:
                 self._step()
             self._end_left_behind()
             return self._status()
+
+    @contextlib.contextmanager
+    def _chaos(self) -> Iterator[None]:
+        if not self._faults:
+            yield
+            return
+        supervisor = self._supervisor
+        with Injector(supervisor.config, supervisor.head.pid, self._faults, self._say) as injector:
+            self._injector = injector
+            self._selector.register(injector, selectors.EVENT_READ, lambda: None)
+            yield
+        if injector.left:
+            left = format_schedule(injector.left)
+            say(f"chaos: the script ended before these were due: {left}")
+
+    def _say(self, text: str) -> None:
+        say(f"{self._reporter.stamp()} {text}")
 
     def _start(self, argv: Sequence[str], environ: Mapping[str, str]) -> Child:
         supervisor = os.getpid()
@@ -92,55 +110,43 @@ class Runner:
     def _step(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):
             key.data()
-        now = time.monotonic()
-        while self._faults and self._client_at is not None:
-            if now - self._client_at < self._faults[0].at_s:
-                break
-            self._order(self._faults.pop(0))
-        if self._kill_at is not None and now >= self._kill_at:
+        self._inject()
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._script.send(signal.SIGKILL)
             self._kill_at = None
 
     def _wait_s(self) -> float | None:
         """How long nothing is due."""
         due = [] if self._kill_at is None else [self._kill_at]
-        if self._faults and self._client_at is not None:
-            due.append(self._client_at + self._faults[0].at_s)
+        if self._injector is not None and self._injector.next_at is not None:
+            due.append(self._injector.next_at)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    # --- faults ---
-
-    def _order(self, fault: FaultEvent) -> None:
-        say(f"{self._reporter.stamp()} chaos: {fault.fault} slice {fault.slice_index}")
-        with contextlib.suppress(RegrowError):
-            method: Any = fault.fault
-            self._ordered[self._control.send(method, index=fault.slice_index)] = fault
-
-    def _on_answer(self, answer: dict[str, Any]) -> None:
-        fault = self._ordered.pop(answer.get("id", 0), None)
-        if fault is not None and "error" in answer:
-            why = error_from_json(answer["error"])
-            say(f"chaos: {fault.fault} of slice {fault.slice_index} was refused: {why}")
+    def _inject(self) -> None:
+        if self._injector is None:
+            return
+        try:
+            self._injector.step()
+        except RegrowError:
+            # The head has ended, or is about to: there is nobody left to do faults to.
+            self._selector.unregister(self._injector)
+            self._injector = None
 
     # --- what happens ---
 
     def _on_control(self) -> None:
         try:
-            events, answers = self._control.take()
+            events, _ = self._control.take()
         except RegrowError:
             # The head has ended, or is about to; its own descriptor tells.
             self._selector.unregister(self._control)
             return
-        for answer in answers:
-            self._on_answer(answer)
         for event in events:
             self._on_event(event)
 
     def _on_event(self, event: Event) -> None:
         self._reporter.report(event)
-        if event["kind"] == "client_connected" and self._client_at is None:
-            self._client_at = time.monotonic()
-        elif event["kind"] == "job_ends":
+        if event["kind"] == "job_ends":
             self._job_ended = event["text"]
             self._end_script(_AFTER_LOSS_GRACE_S)
 

@@ -59,6 +59,18 @@ class Controlled(Protocol):
         """Returns when a client has connected; raises `WaitTimeout` at the deadline."""
         ...
 
+    async def wait_step(self, step: int) -> None:
+        """Returns when a client says that it begins this step, or a later one."""
+        ...
+
+    async def wait_phase(self, phase: str, index: int) -> None:
+        """Returns when a phase of a client's work next begins that concerns this slice."""
+        ...
+
+    def fault(self, index: int, fault: str) -> None:
+        """Does a fault to a slice (see `regrow.head.inflict`)."""
+        ...
+
     def progress(self, step: int | None, phase: str | None) -> None:
         """Takes what a client says that it is doing, for the texts of losses."""
         ...
@@ -192,6 +204,12 @@ class ControlServer:
                 return await done if inspect.isawaitable(done) else done
             case "wait_healthy" | "wait_client":
                 return await getattr(self._head, method)(_timeout(params))
+            case "wait_step":
+                return await self._head.wait_step(_step(params))
+            case "wait_phase":
+                return await self._head.wait_phase(str(params.get("phase")), _index(params))
+            case "fault":
+                return self._head.fault(_index(params), str(params.get("fault")))
             case "progress":
                 return self._head.progress(*_progress(params))
             case "events":
@@ -222,10 +240,16 @@ def _index(params: dict[str, Any]) -> int:
     return index
 
 
-def _progress(params: dict[str, Any]) -> tuple[int | None, str | None]:
-    step, phase = params.get("step"), params.get("phase")
-    if step is not None and (type(step) is not int or step < 0):
+def _step(params: dict[str, Any]) -> int:
+    step = params.get("step")
+    if type(step) is not int or step < 0:
         raise UsageError(f"{step!r} is no step")
+    return step
+
+
+def _progress(params: dict[str, Any]) -> tuple[int | None, str | None]:
+    step = None if params.get("step") is None else _step(params)
+    phase = params.get("phase")
     if phase is not None and not (isinstance(phase, str) and _PHASE.fullmatch(phase)):
         raise UsageError(f"{phase!r} is no phase")
     return step, phase

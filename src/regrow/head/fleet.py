@@ -20,6 +20,7 @@ from regrow.errors import (
     WaitTimeout,
 )
 from regrow.head.guard import unexpected, watch
+from regrow.head.inflict import inflict
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec, Launcher, Process
@@ -360,6 +361,16 @@ class Fleet:
     def restore(self, index: int) -> None:
         """Relaunches a lost slice."""
         self._request(RestoreRequested(index))
+
+    def inflict(self, index: int, fault: str) -> None:
+        """Does one of `inflict.FAULTS` to a slice.
+
+        Raises:
+            ControlError: The slice has no processes.
+        """
+        self._check(KillRequested(index))
+        members = self._of(index, self.membership.info(index).incarnation)
+        inflict([member for _, member in members], fault)
 
     def _check(self, request: Request) -> None:
         if not 0 <= request.index < self._topology.slices:

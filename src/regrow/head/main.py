@@ -23,6 +23,7 @@ from regrow.head.gateway import PROTOCOL_MAX, PROTOCOL_MIN, Gateway
 from regrow.head.guard import Guard
 from regrow.head.runtime import Runtime
 from regrow.head.topology import Topology
+from regrow.head.watch import Watch
 from regrow.launchers.local import LocalLauncher
 from regrow.slices import Progressed
 from regrow.wire.schema import jaxlib_version
@@ -195,6 +196,28 @@ class Head:
     def progress(self, step: int | None, phase: str | None) -> None:
         """Takes what a client says that it is doing, for the texts of losses."""
         self._fleet.handle(Progressed(step, phase))
+        if self._runtime.watch is not None:
+            self._runtime.watch.told(step, phase)
+
+    async def wait_step(self, step: int) -> None:
+        """Returns when a client says that it begins this step, or a later one."""
+        await self._watch().step(step)
+
+    async def wait_phase(self, phase: str, index: int) -> None:
+        """Returns when a phase of a client's work next begins that concerns this slice."""
+        await self._watch().phase(phase, index)
+
+    def _watch(self) -> Watch:
+        def idle() -> None:
+            self._runtime.watch = None
+
+        if self._runtime.watch is None:
+            self._runtime.watch = Watch(self._runtime.topology, idle)
+        return self._runtime.watch
+
+    def fault(self, index: int, fault: str) -> None:
+        """Does a fault to a slice (see `regrow.head.inflict`)."""
+        self._fleet.inflict(index, fault)
 
     def shutdown(self) -> None:
         """Begins to end the cluster."""

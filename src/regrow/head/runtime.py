@@ -24,6 +24,7 @@ from regrow.head.executables import Dispatcher
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.head.transfers import EpochError, Transfers
+from regrow.head.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Runtime:
         self.compiler = CompileService(compiler, DiskCache(Path(cache)) if cache else None)
         self.callbacks = Callbacks()
         self.ended: str | None = None
+        self.watch: Watch | None = None
         self._on_change = on_change
 
     def end(self, error: StatusError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, final
@@ -65,6 +66,10 @@ class Process(Protocol):
 
     def kill(self) -> None:
         """Ends it, and what it has started, at once; also when it is stopped."""
+        ...
+
+    def send(self, signum: signal.Signals) -> None:
+        """Sends it, and nothing that it has started, a signal."""
         ...
 
     def stop(self) -> None:

@@ -86,6 +86,10 @@ class LocalProcess:
         """Ends it and the processes of its group."""
         self._send(signal.SIGKILL)
 
+    def send(self, signum: signal.Signals) -> None:
+        """Sends it, and nothing that it has started, a signal."""
+        self._child.send(signum)
+
     def stop(self) -> None:
         """Stops it and the processes of its group."""
         self._send(signal.SIGSTOP)

@@ -20,6 +20,7 @@ from regrow.errors import Code, StatusError
 from regrow.worker import transfers
 from regrow.worker.callbacks import CallbackRelay
 from regrow.worker.colocated import Colocated, ColocatedRunner
+from regrow.worker.faults import Faults
 from regrow.worker.gang import Gang
 from regrow.worker.launch import Launcher
 from regrow.worker.platform import Domain, collect_garbage
@@ -74,6 +75,7 @@ class Host:
             lambda lease: self.report(c.Released((lease,))),
         )
         reads = Reads(self.store, self._memory, self._helpers.submit, self.report)
+        faults = Faults()
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             c.Ping: self._ping,
             c.FailEpoch: self._fail_epoch,
@@ -82,6 +84,7 @@ class Host:
             c.FillError: promises.fail,
             c.CallbackResult: self._callback_result,
             c.Segment: self._segment,
+            c.Fail: lambda command: faults.make(command.fault),
         }
         self._in_order: dict[type[Any], Callable[[Any], None]] = {
             c.Put: self._put,

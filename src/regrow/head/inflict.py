@@ -1,0 +1,45 @@
+"""Faults that the head does to a slice on request, for `regrow.chaos`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from signal import SIGSEGV, SIGTERM
+from typing import TYPE_CHECKING, Final
+
+from regrow.channel.commands import Fail
+from regrow.errors import UsageError
+
+if TYPE_CHECKING:
+    from regrow.head.fleet import Member
+
+FAULTS: Final = frozenset({"term", "segv", "exit", "oom", "diskfull", "mend", "sever"})
+"""What can be done; `sever` breaks the connections of a slice's hosts once."""
+
+TERM_GRACE_S: Final = 5.0
+
+
+def inflict(members: Sequence[Member], fault: str) -> None:
+    """Does a fault to the processes of a slice.
+
+    Raises:
+        UsageError: There is no such fault.
+    """
+    if fault not in FAULTS:
+        raise UsageError(f"there is no fault {fault!r}; there are {', '.join(sorted(FAULTS))}")
+    for member in members:
+        _inflict(member, fault)
+
+
+def _inflict(member: Member, fault: str) -> None:
+    process = member.process
+    match fault:
+        case "sever":
+            member.channel.sever()
+        case "term" if process is not None:
+            process.send(SIGTERM)
+            asyncio.get_running_loop().call_later(TERM_GRACE_S, process.kill)
+        case "segv" if process is not None:
+            process.send(SIGSEGV)
+        case _:
+            member.link.send(Fail(fault))
