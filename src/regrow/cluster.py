@@ -267,6 +267,11 @@ class LocalCluster:
         return client_environ(self._state, self._home)
 
     @property
+    def config(self) -> HeadConfig:
+        """What its head was told."""
+        return self._supervisor.config
+
+    @property
     def head_pid(self) -> int:
         """Process id of its head."""
         return self._supervisor.head.pid

@@ -1,5 +1,7 @@
-"""Faults on purpose: schedules of them."""
+"""Faults on purpose: schedules of them, and what makes them."""
 
+from regrow.chaos.draw import draw_schedule
+from regrow.chaos.live import Chaos
 from regrow.chaos.schedule import (
     FAULTS,
     PHASES,
@@ -17,9 +19,11 @@ __all__ = [
     "PHASES",
     "Anchor",
     "AtStep",
+    "Chaos",
     "FaultEvent",
     "InPhase",
     "InRecovery",
+    "draw_schedule",
     "format_schedule",
     "parse_schedule",
 ]

@@ -20,6 +20,7 @@ INTERRUPTED_STATUS: Final = 130
 # In the order of the help; the summaries stand here so that it need not import them all.
 _COMMANDS: Final = {
     "run": "Run a script on a cluster of local slices made for it.",
+    "chaos": "Run a script as run does, with faults drawn by lot.",
     "up": "Start a cluster of local slices.",
     "down": "End a cluster.",
     "status": "Show a cluster and its slices.",

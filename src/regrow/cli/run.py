@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -30,22 +31,42 @@ from regrow.processes import RUN_MARK, adopted_reaped
     "(fault, index of a slice, when; see docs/chaos.md).",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Say more about what happens.")
-def command(
-    task: Task, chaos: str | None, name: str | None, start_timeout_s: float, **values: Any
-) -> int:
+def command(task: Task, chaos: str | None, **values: Any) -> int:
     """Run a script on a cluster of local slices made for it.
 
     The script needs no change: plain JAX in it sees the devices of all slices. When it ends, so
     does the cluster, and the exit status is the script's own; 2 for wrong usage, 3 when the cluster
     could not start or its head died, 4 when a slice was lost and --num_elastic_instances does not allow for it.
     """
-    verbose = values.pop("verbose")
+    slices = to_cluster_options(values).slices
+    return run_task(task, () if chaos is None else parse_schedule(chaos, slices), **values)
+
+
+def run_task(
+    task: Task,
+    faults: Sequence[FaultEvent],
+    *,
+    name: str | None,
+    start_timeout_s: float,
+    verbose: bool,
+    begins: Callable[[], None] = lambda: None,
+    **values: Any,
+) -> int:
+    """Runs a task on a cluster of its own; returns the exit status.
+
+    Args:
+        task: What is to be run.
+        faults: The faults that are to happen meanwhile.
+        name: Name of the cluster.
+        start_timeout_s: How long the slices may take to be up.
+        verbose: Whether to say more.
+        begins: Called before anything is started, after everything was checked.
+        **values: What `cluster_options` gives.
+    """
     argv = task.argv()
     options = to_cluster_options(values)
-    faults: tuple[FaultEvent, ...] = ()
-    if chaos is not None:
-        faults = parse_schedule(chaos, options.slices)
-        check_possible(faults)
+    check_possible(faults)
+    begins()
     for signum in (signal.SIGTERM, signal.SIGHUP):
         # What is ignored (by nohup, say) stays so.
         if signal.getsignal(signum) is not signal.SIG_IGN:

@@ -54,7 +54,9 @@ class Attempts:
             try:
                 return self._attempt(function)
             except _stock.ScaleUpSignalError as error:
-                pause_s = self._after(error, Failure.scale_up(progress.current()))
+                failure = Failure.scale_up(progress.current())
+                with progress.phase("scale-up"):
+                    pause_s = self._after(error, failure)
             except jax.errors.JaxRuntimeError as error:
                 if not is_slice_down(error):
                     raise

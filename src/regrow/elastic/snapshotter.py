@@ -94,7 +94,8 @@ class Snapshotter:
             return False
         progress.at_snapshot(step)
         try:
-            begun = snapshots.begin(step, state, self.replica_axis_index)
+            with progress.phase("snapshot"):
+                begun = snapshots.begin(step, state, self.replica_axis_index)
             # Not a daemon: one that is inside of JAX when the interpreter ends brings it down.
             threading.Thread(
                 target=self._finish, args=(ticket, begun), name="regrow-snapshot", daemon=False
