@@ -76,8 +76,9 @@ def _serve(spec: dict[str, Any], role: Role, make: Callable[[], Service]) -> NoR
         log.error("%s", error)
         status = 1
     # XLA's threads may hang in a dead collective: nothing is gained by waiting for them.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # The disk of the logs may be full.
+            stream.flush()
     os._exit(status)
 
 
