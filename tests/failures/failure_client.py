@@ -1,7 +1,7 @@
 """The client of the failure tests: a process that does what it is told, a line at a time.
 
 Each line of its input is a JSON request `{"do": NAME, ...}`, each line of its output the JSON answer.
-It is stock JAX: nothing in here knows of Regrow. Functions are jitted once and used in every cell, so
+It is stock JAX, and knows of Regrow only where it saves, loads and scales up with its libraries. Functions are jitted once and used in every cell, so
 they meet slices that have died and returned many times since.
 """
 
@@ -76,6 +76,11 @@ class Cluster:
             rows.reshape(len(slices), -1, 1), (len(slices), count // len(slices), 256)
         )
         return self.put(slices, P("replica", "model"), np.ascontiguousarray(value))
+
+    def work(self, slices: Sequence[int]) -> None:
+        """Checks that a program across these slices gives what it must."""
+        array = self.some(slices)
+        np.testing.assert_array_equal(np.asarray(self.sums(slices)(array)), np.asarray(array))
 
 
 def _long(x: jax.Array) -> jax.Array:
@@ -285,6 +290,73 @@ class Activities:
         self.after = after
         return once
 
+    def saving(self, victim: int) -> Callable[[], None]:
+        """Our own snapshotter saves."""
+        snapshots, state, base, step = self._own_snapshots()
+
+        def once() -> None:
+            step[0] += 1
+            state["w"] = self.cluster.plus_one(state["w"])
+            snapshots.save(step[0], state)
+            snapshots.join(DEADLINE_S)
+            jax.block_until_ready(state)
+
+        self.after = lambda live: self._check_own(snapshots, live, base)
+        return once
+
+    def loading(self, victim: int) -> Callable[[], None]:
+        """Our own snapshotter loads."""
+        snapshots, state, base, _ = self._own_snapshots()
+
+        def once() -> None:
+            restored = snapshots.load(state)
+            np.testing.assert_array_equal(np.asarray(restored["w"]), base)
+
+        self.after = lambda live: self._check_own(snapshots, live, base)
+        return once
+
+    def _own_snapshots(self) -> tuple[Any, dict[str, jax.Array], np.ndarray[Any, Any], list[int]]:
+        """A snapshotter that has a snapshot of step 0, its state, and the value of that."""
+        from regrow.elastic import Snapshotter
+
+        snapshots = Snapshotter(replica_axis_index=0)
+        base = np.arange(4096, dtype=np.float32).reshape(2, -1)
+        slices = sorted(self.cluster.slices)
+        state = {"w": self.cluster.put(slices, P(None, "model"), base)}
+        assert snapshots.save(0, state)
+        snapshots.join(DEADLINE_S)
+        return snapshots, state, base, [0]
+
+    def _check_own(self, snapshots: Any, live: Sequence[int], base: np.ndarray[Any, Any]) -> None:
+        """What was saved last is there, whole, for the slices that live."""
+        sharding = NamedSharding(self.cluster.mesh(live), P(None, "model"))
+        wanted = {"w": jax.ShapeDtypeStruct(base.shape, base.dtype, sharding=sharding)}
+        number = snapshots.latest.step
+        restored = snapshots.load(wanted)
+        np.testing.assert_array_equal(np.asarray(restored["w"]), base + number)
+
+    def scaling_up(self, victim: int) -> Callable[[], None]:
+        """A state goes from some slices to all of them, and is used there; and back."""
+        from regrow.elastic.progress import phase
+
+        every = sorted(self.cluster.slices)
+        value = np.arange(4096, dtype=np.float32).reshape(2, -1)
+        few, many = (
+            NamedSharding(self.cluster.mesh(slices), P(None, "model"))
+            for slices in (every[:-1], every)
+        )
+        state = [jax.device_put(value, few)]
+
+        def once() -> None:
+            with phase("scale-up"):
+                state[0] = jax.device_put(state[0], many)
+                state[0] = self.cluster.plus_one(state[0]) - 1
+                self.cluster.work(every)
+            state[0] = jax.device_put(state[0], few)
+            np.testing.assert_array_equal(np.asarray(state[0]), value)
+
+        return once
+
     def training(self, victim: int) -> Callable[[], None]:
         """A loop that reacts to losses: goes on over the slices that are left."""
         live = sorted(self.cluster.slices)
@@ -329,7 +401,7 @@ class Driver:
             self.expected[index] = value
             self.kept[index] = [self.cluster.put([index], P("model"), value, k) for k in KINDS]
         jax.block_until_ready(self.kept)
-        self._work(sorted(self.cluster.slices))
+        self.cluster.work(sorted(self.cluster.slices))
 
     def begin(self, phase: str, victim: int) -> None:
         """Starts an activity; returns when it is in full swing."""
@@ -353,22 +425,16 @@ class Driver:
 
     def together(self, live: Sequence[int]) -> str:
         """What a program across these slices raises."""
-        return _raised(lambda: self._work(live))
+        return _raised(lambda: self.cluster.work(live))
 
     def survive(self, live: Sequence[int]) -> None:
         """Checks the arrays of living slices, and that they work, each and together."""
         for index in live:
             for array in self.kept[index]:
                 np.testing.assert_array_equal(np.asarray(array.copy()), self.expected[index])
-            self._work([index])
-        self._work(live)
+            self.cluster.work([index])
+        self.cluster.work(live)
         self.activities.after(live)
-
-    def _work(self, slices: Sequence[int]) -> None:
-        array = self.cluster.some(slices)
-        np.testing.assert_array_equal(
-            np.asarray(self.cluster.sums(slices)(array)), np.asarray(array)
-        )
 
     def lost(self, slices: Sequence[int]) -> list[str]:
         """What the arrays of lost slices, and what derives from them, raise."""
@@ -382,11 +448,11 @@ class Driver:
     def returned(self, slices: Sequence[int]) -> None:
         """Checks that returned slices take new arrays and old functions, each and together."""
         for index in slices:
-            self._work([index])
+            self.cluster.work([index])
             for kind in KINDS:
                 array = self.cluster.put([index], P("model"), np.ones((4, 6), np.float32), kind)
                 np.testing.assert_array_equal(np.asarray(array), np.ones((4, 6)))
-        self._work(sorted(self.cluster.slices))
+        self.cluster.work(sorted(self.cluster.slices))
 
     def abort(self, victim: int) -> None:
         """Runs a custom call on a slice that crashes the process which executes it.

@@ -35,16 +35,6 @@ def sockets_of(pid: int) -> Iterator[socket.socket]:
         os.close(pidfd)
 
 
-def cut_unix(pid: int, path: str) -> int:
-    """Shuts down the connections of a process to a Unix socket; how many."""
-    cut = 0
-    for sock in sockets_of(pid):
-        if sock.family == socket.AF_UNIX and _peer(sock) == path:
-            sock.shutdown(socket.SHUT_RDWR)
-            cut += 1
-    return cut
-
-
 def _peer(sock: socket.socket) -> object:
     try:
         return sock.getpeername()

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from signal import SIGKILL, SIGSTOP, SIGTERM
+from signal import SIGKILL
 
 import failure_rig as rigs
 from failure_rig import Rig, alive, wait_until
 
+from regrow.chaos import Anchor, Chaos, FaultEvent, InPhase, InRecovery
+
 VICTIM = 1
 FIRST_VICTIM = 2
-PHASES = (
-    "idle",
-    "compiling",
-    "to_device",
-    "to_host",
-    "one_slice",
-    "collective",
-    "resharding",
-    "snapshot",
-    "training",
-)
-"""What the client does meanwhile; in `training` a former fault is being handled."""
+DUE_S = 20.0
+PHASES: Mapping[str, str | None] = {
+    "idle": None,
+    "compiling": "compile",
+    "to_device": "transfer",
+    "to_host": "transfer",
+    "one_slice": "step",
+    "collective": "collective",
+    "resharding": "reshard",
+    "snapshot": None,
+    "saving": "snapshot",
+    "loading": "load",
+    "scaling_up": "scale-up",
+    "training": None,
+}
+"""What the client does meanwhile, and the phase of `regrow.chaos` that a fault waits for then.
+
+In `snapshot` stock Orbax saves, in `saving` our own snapshotter; in `training` a former fault is being
+handled.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,48 +44,18 @@ class Fault:
     """One way to fail.
 
     Attributes:
-        strike: Does it to a slice.
+        chaos: The faults of `regrow.chaos` that make it, each with how many seconds after the first.
         cause: What errors must tell of it; None: no slice is lost.
-        mend: Undoes what would keep the slice from returning.
-        lasts_s: How long it takes at the least until it is seen.
+        strike: Does it to a slice where chaos cannot.
     """
 
-    strike: Callable[[Rig, int], None]
+    chaos: Sequence[tuple[str, float]]
     cause: str | None
-    mend: Callable[[Rig, int], None] = lambda rig, index: None
-    lasts_s: float = 0.0
-
-
-def _kill(rig: Rig, index: int) -> None:
-    rig.signal(index, SIGKILL)
-
-
-def _stop(rig: Rig, index: int) -> None:
-    rig.signal(index, SIGSTOP)
-
-
-def _exit(rig: Rig, index: int) -> None:
-    rig.signal(index, SIGTERM)
+    strike: Callable[[Rig, int], None] | None = None
 
 
 def _abort(rig: Rig, index: int) -> None:
     rig.client.do("abort", victim=index)
-
-
-def _break_shortly(rig: Rig, index: int) -> None:
-    rig.close_door()
-    rig.cut_channel(index)
-    time.sleep(rigs.SHORT_BREAK_S)
-    rig.open_door()
-
-
-def _break(rig: Rig, index: int) -> None:
-    rig.close_door()
-    rig.cut_channel(index)
-
-
-def _open_door(rig: Rig, _: int) -> None:
-    rig.open_door()
 
 
 def _cut_collectives(rig: Rig, index: int) -> None:
@@ -83,13 +64,21 @@ def _cut_collectives(rig: Rig, index: int) -> None:
 
 
 FAULTS: Mapping[str, Fault] = {
-    "SIGKILL": Fault(_kill, "SIGKILL"),
-    "SIGSTOP": Fault(_stop, "no heartbeat", lasts_s=rigs.HANG_AFTER_S),
-    "exit": Fault(_exit, "SIGTERM"),
-    "XLA abort": Fault(_abort, "SIGSEGV|SIGABRT"),
-    "short break": Fault(_break_shortly, None),
-    "long break": Fault(_break, "no connection", _open_door, rigs.RECONNECT_S),
-    "cut collective": Fault(_cut_collectives, None),
+    "kill": Fault([("kill", 0)], "SIGKILL"),
+    "term": Fault([("term", 0)], "SIGTERM"),
+    "segv": Fault([("segv", 0)], "SIGSEGV"),
+    "exit": Fault([("exit", 0)], "exit status 1"),
+    "oom": Fault([("oom", 0)], "SIGABRT"),
+    "XLA abort": Fault([], "SIGSEGV|SIGABRT", _abort),
+    "stop": Fault([("stop", 0)], "no heartbeat"),
+    "short stop": Fault([("stop", 0), ("cont", rigs.SHORT_STOP_S)], None),
+    "clock jump": Fault([("clockjump", 0)], None),
+    "disk full": Fault([("diskfull", 0), ("mend", 1)], None),
+    "slow link": Fault([("slowlink", 0), ("mend", 1)], None),
+    "lost reply": Fault([("lostreply", 0)], None),
+    "short break": Fault([("cutlink", 0), ("mend", rigs.SHORT_BREAK_S)], None),
+    "long break": Fault([("cutlink", 0)], "no connection"),
+    "cut collective": Fault([], None, _cut_collectives),
 }
 
 CELLS = [(fault, phase) for fault in FAULTS for phase in PHASES]
@@ -120,28 +109,32 @@ def run_cell(rig: Rig, fault_name: str, phase: str, delay_s: float) -> dict[str,
     Returns:
         Seconds from the fault to the client's error, where there is one.
     """
-    cell = Cell(rig, FAULTS[fault_name], phase)
-    took = cell.strike(delay_s)
-    cell.check_survivors()
-    if cell.lost:
-        cell.check_lost()
-        cell.bring_back()
-    cell.check_all()
+    with contextlib.ExitStack() as lasting:
+        cell = Cell(rig, FAULTS[fault_name], phase, lasting)
+        took = cell.strike(delay_s)
+        cell.check_survivors()
+        if cell.lost:
+            cell.check_lost()
+            cell.bring_back()
+        cell.check_all()
+    rig.cluster.wait_healthy(30)
+    assert rig.all_pids() == cell.after
     return took
 
 
 class Cell:
     """One fault in one phase."""
 
-    def __init__(self, rig: Rig, fault: Fault, phase: str) -> None:
+    def __init__(self, rig: Rig, fault: Fault, phase: str, lasting: contextlib.ExitStack) -> None:
         self.rig = rig
         self.fault = fault
         self.phase = phase
+        self.lasting = lasting
         self.lost = [VICTIM] if fault.cause else []
         if phase == "training":
             self.lost.append(FIRST_VICTIM)
         self.live = [index for index in rig.all if index not in self.lost]
-        self.before = rig.all_pids()
+        self.before = self.after = rig.all_pids()
         self.processes = rig.processes()
         rig.client.do("arm")
         rig.client.do("begin", phase=phase, victim=VICTIM)
@@ -149,16 +142,33 @@ class Cell:
     def strike(self, delay_s: float) -> dict[str, float]:
         """Does it, and waits until the client has seen it."""
         rig = self.rig
-        time.sleep(delay_s)
+        chaos = self.lasting.enter_context(Chaos(rig.cluster, self._schedule(delay_s)))
+        at = time.monotonic()
         if self.phase == "training":
             rig.signal(FIRST_VICTIM, SIGKILL)
-        at = time.monotonic()
-        self.fault.strike(rig, VICTIM)
+        if self.fault.strike is not None:
+            time.sleep(delay_s)
+            self.fault.strike(rig, VICTIM)
         losing = bool(self.fault.cause)
+        if not losing:
+            chaos.wait(DUE_S)
         # A cut link may fail the programs in flight, which ends the activity, or hit none.
         ended = rig.client.do("end", more=None if losing else 2)
+        chaos.wait(DUE_S)
+        assert not chaos.refused, chaos.refused
         self._check_error(ended["error"])
         return {"error": ended["ended_at"] - at} if losing else {}
+
+    def _schedule(self, delay_s: float) -> list[FaultEvent]:
+        """The faults, from `delay_s` after the begin of the phase on."""
+        phase = PHASES[self.phase]
+        anchor: Anchor = None if phase is None else InPhase(phase)
+        if self.phase == "training":
+            anchor = InRecovery(1)
+        return [
+            FaultEvent(name, VICTIM, delay_s + later_s, anchor)
+            for name, later_s in self.fault.chaos
+        ]
 
     def _check_error(self, error: str | None) -> None:
         cause = self.fault.cause
@@ -205,10 +215,10 @@ class Cell:
     def bring_back(self) -> None:
         """The slices return; what was lost stays lost."""
         rig = self.rig
-        self.fault.mend(rig, VICTIM)
         for index in self.lost:
             rig.cluster.restore(index)
         rig.cluster.wait_healthy(30)
+        self.after = rig.all_pids()
         self.check_lost()
 
     def check_all(self) -> None:

@@ -25,6 +25,7 @@ CLIENT = Path(__file__).with_name("failure_client.py")
 HANG_AFTER_S = 2.0
 RECONNECT_S = 1.0
 SHORT_BREAK_S = 0.3
+SHORT_STOP_S = 1.0
 ANSWER_S = 45.0
 
 
@@ -108,7 +109,6 @@ class Rig:
         self.run_id = self.cluster._supervisor.state.run_id
         self.all = list(range(slices))
         self.client = Client(self.cluster.env)
-        self._socket = Path(self.cluster._supervisor.config.worker_socket)
 
     def close(self) -> None:
         """Ends everything."""
@@ -119,7 +119,6 @@ class Rig:
 
     def ready(self) -> None:
         """Mends what a failed test left."""
-        self.open_door()
         for one in self.cluster.slices:
             if one.state == "lost":
                 self.cluster.restore(one.index)
@@ -156,23 +155,6 @@ class Rig:
     def signal(self, index: int, signum: signal.Signals) -> None:
         for pid in self.pids(index):
             os.kill(pid, signum)
-
-    def cut_channel(self, index: int) -> None:
-        for pid in self.pids(index):
-            assert links.cut_unix(pid, str(self._socket)) == 1
-
-    def close_door(self) -> None:
-        """Nobody can connect to the head's workers' socket."""
-        self._socket.rename(self._away)
-
-    def open_door(self) -> None:
-        """They can again."""
-        if self._away.exists():
-            self._away.rename(self._socket)
-
-    @property
-    def _away(self) -> Path:
-        return self._socket.with_suffix(".away")
 
     def cut_collectives(self, index: int) -> int:
         others = [pid for i, pids in self.all_pids().items() if i != index for pid in pids]
