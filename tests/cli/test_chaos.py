@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from regrow.processes import ProcessStat
+
 SCRIPT = """
 import time
 from regrow.elastic import at_step, progress
@@ -43,6 +45,19 @@ def test_faults_are_placed_by_step_by_phase_and_in_a_recovery(regrow, script):
     ]
     assert "chaos: the script ended before these were due: kill:1@60.0s" in result.stderr
     regrow.nothing_left()
+
+
+def test_the_death_of_the_supervisor_leaves_no_frozen_head(regrow, script):
+    arguments = ("--hang-after", "1", "--chaos", "clockjump:1@phase=load", script)
+    with regrow.start("run", *arguments) as process:
+        pids = regrow.pids(regrow.state(60))
+        head = regrow.state().head.pid
+        regrow.until(lambda: ProcessStat.of(head).state == "T", 60)
+        pids |= regrow.pids(regrow.state())
+        process.kill()
+        process.communicate(timeout=10)
+    # Who froze it wakes it, and it sees that its time has come.
+    regrow.nothing_left(pids, timeout_s=10)
 
 
 def test_a_seed_replays_its_faults_and_prints_them(regrow, script):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -25,6 +26,7 @@ from regrow.errors import (
     UsageError,
     WaitTimeout,
 )
+from regrow.head import inflict
 from regrow.head.fleet import Fleet
 from regrow.head.guard import Guard
 from regrow.head.links import Link
@@ -53,6 +55,9 @@ class FakeProcess:
         self.signals.append("kill")
         if self.ends_when_killed:
             asyncio.get_running_loop().call_soon(self.end, "SIGKILL (signal 9)")
+
+    def send(self, signum: signal.Signals) -> None:
+        self.signals.append(signum.name)
 
     def stop(self) -> None:
         self.signals.append("stop")
@@ -396,6 +401,33 @@ def test_a_short_stop_is_no_loss(tmp_path: Path) -> None:
         assert not bench.losses
 
     run(tmp_path, main, slices=1, hang_after_s=2.0)
+
+
+def test_faults_are_done_to_every_host_of_a_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inflict, "TERM_GRACE_S", 0.05)
+
+    async def main(bench: Bench) -> None:
+        processes, others = await bench.come_up(1), await bench.come_up(0)
+        bench.fleet.inflict(1, "segv")
+        assert [process.signals for process in processes] == [["SIGSEGV"], ["SIGSEGV"]]
+        bench.fleet.inflict(1, "sever")
+        members = [member for _, member in bench.fleet._of(1, 1)]
+        await until(lambda: all(one.connections == 2 for one in members), "new connections")
+        assert not bench.losses
+        # What a preemption does not end by itself is ended after a grace.
+        bench.fleet.inflict(1, "term")
+        assert processes[0].signals == ["SIGSEGV", "SIGTERM"]
+        await until(lambda: bench.losses, "the loss")
+        assert "kill" in processes[0].signals
+        assert not any(process.signals for process in others)
+        with pytest.raises(ControlError, match="slice 1"):
+            bench.fleet.inflict(1, "term")
+        with pytest.raises(UsageError, match="there is no fault 'flood'; there are diskfull, "):
+            bench.fleet.inflict(0, "flood")
+
+    run(tmp_path, main, hosts=2)
 
 
 def test_a_head_that_stood_still_blames_no_slice(tmp_path: Path) -> None:

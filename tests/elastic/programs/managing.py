@@ -29,7 +29,7 @@ from pathwaysutils.elastic import elastic as stock_elastic
 from pathwaysutils.elastic import manager as stock
 
 import regrow
-from regrow.elastic import at_step, elastic, manager
+from regrow.elastic import at_step, elastic, manager, progress
 
 ALL = frozenset(range(SLICES))
 
@@ -105,7 +105,7 @@ def resize_goes_on_without_the_slice_and_takes_it_back() -> None:
         timeout=60,
         retry_policy=policy,
         pre_callback=lambda: order.append("before"),
-        on_elastic_event_callback=lambda: order.append("event"),
+        on_elastic_event_callback=lambda: order.append(f"event in {progress.current().phase}"),
     )
     def loop() -> str:
         seen.append(made.active_slice_indices)
@@ -130,7 +130,15 @@ def resize_goes_on_without_the_slice_and_takes_it_back() -> None:
     with logged() as log:
         assert loop() == "done"
     assert seen == [ALL, ALL - {1}, ALL]
-    assert order == ["before", "event", "policy 1", "before", "event", "policy 2", "before"]
+    assert order == [
+        "before",
+        "event in None",
+        "policy 1",
+        "before",
+        "event in scale-up",
+        "policy 2",
+        "before",
+    ]
     loss = regrow.explain(events[0])
     assert loss is not None
     assert (loss.slice_index, loss.kind) == (1, "killed")
