@@ -68,7 +68,8 @@ FAULTS: Mapping[str, Fault] = {
     "term": Fault([("term", 0)], "SIGTERM"),
     "segv": Fault([("segv", 0)], "SIGSEGV"),
     "exit": Fault([("exit", 0)], "exit status 1"),
-    "oom": Fault([("oom", 0)], "SIGABRT"),
+    # Most often `new` throws first; but any thread may be the one that gets no memory.
+    "oom": Fault([("oom", 0)], "SIGABRT|SIGSEGV|exit status"),
     "XLA abort": Fault([], "SIGSEGV|SIGABRT", _abort),
     "stop": Fault([("stop", 0)], "no heartbeat"),
     "short stop": Fault([("stop", 0), ("cont", rigs.SHORT_STOP_S)], None),

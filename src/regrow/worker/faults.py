@@ -54,11 +54,17 @@ class Faults:
 
 
 def _use_up_memory() -> None:
-    """Allocates in C++ up to a limit. Nothing catches what `new` throws then, so the process ends."""
+    """Allocates in C++ up to a limit. Nothing catches what `new` throws then, so the process ends.
+
+    Another thread may be the first to get no memory: then the process ends by what that does.
+    """
     allocate = ctypes.CDLL("libstdc++.so.6")._Znwm
     allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + _LEFT_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    while True:
-        ctypes.memset(allocate(_PIECE_BYTES), 1, _PIECE_BYTES)
+    try:
+        while True:
+            ctypes.memset(allocate(_PIECE_BYTES), 1, _PIECE_BYTES)
+    except MemoryError:  # Of the interpreter, which was faster.
+        os.abort()
