@@ -42,8 +42,9 @@ def test_a_script_needs_no_change(regrow, tmp_path):
     assert told["path"] == str(script.parent)
     assert told["devices"] == [0, 0, 1, 1]
     assert told["platforms"] == "proxy,cpu"
-    [line] = told_lines(result)
+    line, left = told_lines(result)
     assert line.startswith("regrow: 2 slices of 2 devices up in ")
+    assert left == "regrow: chaos: the script ended before these were due: kill:0@60.0s"
     regrow.nothing_left()
 
 
