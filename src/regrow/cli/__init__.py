@@ -21,6 +21,7 @@ INTERRUPTED_STATUS: Final = 130
 _COMMANDS: Final = {
     "run": "Run a script on a cluster of local slices made for it.",
     "chaos": "Run a script as run does, with faults drawn by lot.",
+    "prove": "Prove that a script which loses slices computes what it does without.",
     "up": "Start a cluster of local slices.",
     "down": "End a cluster.",
     "status": "Show a cluster and its slices.",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import click
@@ -17,6 +14,7 @@ from regrow.cli.arguments import Task, TaskCommand
 from regrow.cli.options import cluster_options, to_cluster_options
 from regrow.cli.report import healthy_line, say
 from regrow.cli.runner import Runner
+from regrow.cli.signals import unwind_on_signals
 from regrow.cluster import client_environ, start_cluster
 from regrow.home import Home
 from regrow.processes import RUN_MARK, adopted_reaped
@@ -67,10 +65,7 @@ def run_task(
     options = to_cluster_options(values)
     check_possible(faults)
     begins()
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        # What is ignored (by nohup, say) stays so.
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, _end)
+    unwind_on_signals()
     home = Home()
     purpose = f"regrow run {task}"
     with (
@@ -84,8 +79,3 @@ def run_task(
         environ = os.environ | client_environ(supervisor.state, home)
         environ[RUN_MARK] = supervisor.state.run_id
         return Runner(supervisor, faults, verbose=verbose).run(argv, environ)
-
-
-def _end(signum: int, frame: FrameType | None) -> None:
-    """Unwinds the stack, so that the cluster is ended on the way."""
-    sys.exit(128 + signum)

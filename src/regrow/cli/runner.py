@@ -36,11 +36,33 @@ class Runner:
 
     It is single-threaded: the script must be able to inherit a clean set of signals, and ends
     with the thread that has started it.
+
+    Attributes:
+        happened: The faults that were made while it ran.
+        disturbed_at: When the first of them was, in seconds since 1970; None: there was none.
+        lost: The slices that were lost while it ran.
     """
 
     def __init__(
-        self, supervisor: Supervisor, faults: Sequence[FaultEvent], *, verbose: bool = False
+        self,
+        supervisor: Supervisor,
+        faults: Sequence[FaultEvent],
+        *,
+        verbose: bool = False,
+        output: tuple[int | None, int | None] = (None, None),
     ) -> None:
+        """Readies it.
+
+        Args:
+            supervisor: Of the cluster.
+            faults: What is to happen.
+            verbose: Whether more is said.
+            output: Descriptors for the script's standard output and error; None: ours.
+        """
+        self.happened: Sequence[FaultEvent] = ()
+        self.disturbed_at: float | None = None
+        self.lost: list[int] = []
+        self._output = output
         self._supervisor = supervisor
         self._faults = faults
         self._injector: Injector | None = None
@@ -74,6 +96,7 @@ class Runner:
         supervisor = self._supervisor
         with Injector(supervisor.config, supervisor.head.pid, self._faults, self._say) as injector:
             self._injector = injector
+            self.happened = injector.done
             self._selector.register(injector, selectors.EVENT_READ, lambda: None)
             yield
         if injector.left:
@@ -91,7 +114,13 @@ class Runner:
             self._signals.release_in_child()
 
         try:
-            self._popen = subprocess.Popen(argv, env=environ, preexec_fn=in_child)  # noqa: PLW1509
+            self._popen = subprocess.Popen(
+                argv,
+                env=environ,
+                stdout=self._output[0],
+                stderr=self._output[1],
+                preexec_fn=in_child,  # noqa: PLW1509
+            )
         except OSError as error:
             raise ClusterError(f"cannot run {argv[0]}: {error.strerror}") from None
         # It is waited for through a descriptor; without this Popen complains when it is dropped.
@@ -127,6 +156,8 @@ class Runner:
             return
         try:
             self._injector.step()
+            if self.happened and self.disturbed_at is None:
+                self.disturbed_at = time.time()
         except RegrowError:
             # The head has ended, or is about to: there is nobody left to do faults to.
             self._selector.unregister(self._injector)
@@ -146,7 +177,9 @@ class Runner:
 
     def _on_event(self, event: Event) -> None:
         self._reporter.report(event)
-        if event["kind"] == "job_ends":
+        if event["kind"] == "slice_lost" and event["slice"] is not None:
+            self.lost.append(event["slice"])
+        elif event["kind"] == "job_ends":
             self._job_ended = event["text"]
             self._end_script(_AFTER_LOSS_GRACE_S)
 

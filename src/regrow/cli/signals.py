@@ -6,9 +6,10 @@ import ctypes
 import os
 import signal
 import struct
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Final, final
 
 _SFD_CLOEXEC: Final = os.O_CLOEXEC
@@ -79,3 +80,15 @@ class SignalQueue:
     def release_in_child(self) -> None:
         """To be called between fork and exec, so that the new program gets these signals."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._former)
+
+
+def unwind_on_signals() -> None:
+    """Has SIGTERM and SIGHUP unwind the stack, so that a cluster is ended on the way."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        # What is ignored (by nohup, say) stays so.
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _unwind)
+
+
+def _unwind(signum: int, frame: FrameType | None) -> None:
+    sys.exit(128 + signum)

@@ -7,8 +7,10 @@ this package needs none, not even JAX.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
+from regrow.elastic import planned
 from regrow.elastic.batches import Batch, ConstantGlobalBatch, ScaledGlobalBatch
 from regrow.elastic.causes import SliceLoss, explain
 from regrow.elastic.loaders import ElasticLoader, GrainLoader
@@ -18,6 +20,7 @@ from regrow.lazy import attributes
 if TYPE_CHECKING:
     from regrow.elastic.checkpoints import settle_checkpoints
     from regrow.elastic.manager import Manager
+    from regrow.elastic.recording import record
     from regrow.elastic.snapshotter import Snapshotter
 
 __all__ = [
@@ -32,12 +35,18 @@ __all__ = [
     "at_step",
     "explain",
     "phase",
+    "record",
     "settle_checkpoints",
 ]
 
 _HOMES: Final = {
     "Manager": "regrow.elastic.manager",
     "Snapshotter": "regrow.elastic.snapshotter",
+    "record": "regrow.elastic.recording",
     "settle_checkpoints": "regrow.elastic.checkpoints",
 }
 __getattr__, __dir__ = attributes(__name__, _HOMES)
+
+if planned.PLAN_VARIABLE in os.environ:
+    # Before the program makes a manager: whoever records has imported this package by then.
+    planned.follow_environment()

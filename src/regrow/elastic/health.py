@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from regrow.elastic import planned
 from regrow.elastic.libraries import pathwaysutils
 
 LAGGARD_S: Final = 10.0
@@ -110,6 +111,9 @@ def check_slices(
     Raises:
         Exception: What a check has raised, if it is not the error of a lost slice.
     """
+    plan = planned.follower()
+    if plan is not None:
+        plan.asks()
     deadline = _Deadline(time.monotonic(), timeout_s, enough)
     checks = [_joined(*plan) for plan in _plans(slice_to_devices, checker)]
     while pending := [check for check in checks if not check.done.is_set()]:
@@ -118,7 +122,8 @@ def check_slices(
         if left is not None and left <= 0:
             break
         pending[0].done.wait(_SLICE_OF_WAIT_S if left is None else min(left, _SLICE_OF_WAIT_S))
-    return _health(checks)
+    health = _health(checks)
+    return health if plan is None else _as_planned(health, plan.answer(health.active))
 
 
 _SLICE_OF_WAIT_S: Final = 0.05
@@ -180,6 +185,11 @@ def _health(checks: Sequence[_Check]) -> Health:
             why = check.why or "is not active"
         down |= dict.fromkeys(check.slices - active, why)
     return Health(frozenset(active), down)
+
+
+def _as_planned(health: Health, active: frozenset[int]) -> Health:
+    kept_out = dict.fromkeys(health.active - active, "has no part in this step of the plan")
+    return Health(active, {**health.down, **kept_out})
 
 
 def _prober(index: int, devices: tuple[jax.Device, ...]) -> Callable[[], Set[int]]:

@@ -1,0 +1,63 @@
+"""By how much a loss may differ when only the order of additions has changed. No I/O.
+
+The derivation is in docs/prove.md, section "The tolerance".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, final
+
+from regrow.chaos.committed import Committed
+
+AMPLIFICATION: Final = 32.0
+"""What the data's cancellation and the network add to the rounding of one sum; see docs/prove.md."""
+
+# 2^-p for a significand of p bits, the hidden one included.
+_UNIT_ROUNDOFFS: Final = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+_UNKNOWN: Final = "float32"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The relative difference of losses that other slices explain.
+
+    Attributes:
+        replicas: The most replicas that any step ran on.
+        dtype: The coarsest floating-point type of the loss and the state.
+    """
+
+    replicas: int
+    dtype: str
+
+    @property
+    def of_a_step(self) -> float:
+        """What one step may add, relative to the loss."""
+        return AMPLIFICATION * 2 * max(self.replicas - 1, 1) * _UNIT_ROUNDOFFS[self.dtype]
+
+    def after(self, steps: int) -> float:
+        """What so many steps on other slices may have added; the first of them counts as one."""
+        return steps * self.of_a_step
+
+
+def tolerance_of(*runs: Committed) -> Tolerance:
+    """The tolerance for runs, from what was recorded of them."""
+    steps = [one for run in runs for one in run.steps]
+    replicas = max((len(one.slices) for one in steps if one.slices is not None), default=1)
+    dtypes = {one.loss.dtype for one in steps}
+    for run in runs:
+        if run.steps:
+            dtypes |= _dtypes((run.steps[-1].state or {}).values())
+    known = [dtype for dtype in dtypes if dtype in _UNIT_ROUNDOFFS]
+    return Tolerance(replicas, max(known, key=_UNIT_ROUNDOFFS.__getitem__, default=_UNKNOWN))
+
+
+def _dtypes(hashes: Iterable[str]) -> set[str]:
+    return {text.partition("[")[0] for text in hashes}

@@ -1,0 +1,123 @@
+"""What a proof comes to. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, final
+
+from regrow.chaos.committed import Committed
+from regrow.chaos.comparison import closeness, first_difference
+from regrow.chaos.ledger import Ledger, audit
+from regrow.chaos.tolerance import tolerance_of
+
+Outcome: TypeAlias = Literal["bit-equal", "equal within tolerance", "diverged", "nothing proved"]
+BIT_EQUAL: Final = "bit-equal"
+WITHIN: Final = "equal within tolerance"
+DIVERGED: Final = "diverged"
+NOTHING: Final = "nothing proved"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run beside another one.
+
+    Attributes:
+        outcome: What came of it.
+        text: The same in words.
+        step: The step at which they diverge first, or differ most; None: at none.
+        path: The first leaf of the state that differs there.
+    """
+
+    outcome: Outcome
+    text: str
+    step: int | None = None
+    path: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is proved.
+
+    Attributes:
+        outcome: The whole.
+        text: The whole in one line.
+        reference: Beside the undisturbed run on the same slices.
+        undisturbed: Beside the run that kept all slices; None: it was not made, or is the same.
+        ledger: The records of the data; None: the script gives no ids.
+    """
+
+    outcome: Outcome
+    text: str
+    reference: Comparison
+    undisturbed: Comparison | None
+    ledger: Ledger | None
+
+
+def judge(
+    run: Committed, reference: Committed, undisturbed: Committed | None, faults: int
+) -> Verdict:
+    """Judges a run with faults.
+
+    Args:
+        run: It.
+        reference: The run without faults on the same slices.
+        undisturbed: The run without faults on all slices; None: there is none beside the reference.
+        faults: How many faults happened in it before its last step.
+    """
+    same = beside_reference(run, reference)
+    whole = None if undisturbed is None else beside_undisturbed(run, undisturbed)
+    ledger = audit(run, undisturbed or reference)
+    outcome, text = _whole(same, whole, ledger, faults)
+    return Verdict(outcome, text, same, whole, ledger)
+
+
+def _whole(
+    same: Comparison, whole: Comparison | None, ledger: Ledger | None, faults: int
+) -> tuple[Outcome, str]:
+    if ledger is not None and ledger.breach is not None:
+        return DIVERGED, f"diverged at {ledger.text}"
+    for one in (same, whole):
+        if one is not None and one.outcome == DIVERGED:
+            return DIVERGED, f"diverged at step {one.step}: {one.text}"
+    if faults == 0:
+        return NOTHING, "nothing proved: no fault happened before the last step"
+    if same.outcome == NOTHING:
+        return NOTHING, f"nothing proved: {same.text}"
+    return same.outcome, f"{same.outcome}: {same.text}"
+
+
+def beside_reference(run: Committed, reference: Committed) -> Comparison:
+    """Compares all bits."""
+    difference = first_difference(run, reference)
+    if difference is None:
+        return Comparison(BIT_EQUAL, _all_equal(run))
+    if difference.part in ("slices", "steps"):
+        # Nothing is known about the run: it is the reference that is none.
+        text = f"the reference did not follow: step {difference.step}: {difference.text}"
+        return Comparison(NOTHING, text, difference.step)
+    return Comparison(DIVERGED, difference.text, difference.step, difference.path)
+
+
+def _all_equal(run: Committed) -> str:
+    leaves = sum(len(one.state or ()) for one in run.steps)
+    records = sum(len(one.ids or ()) for one in run.steps)
+    parts = [f"{len(run.steps)} losses"]
+    parts += [f"{leaves} hashes of leaves of the state"] if leaves else []
+    parts += [f"the ids of {records} records"] if records else []
+    return ", ".join(parts)
+
+
+def beside_undisturbed(run: Committed, undisturbed: Committed) -> Comparison:
+    """Compares losses within the tolerance."""
+    close = closeness(run, undisturbed, tolerance_of(run, undisturbed))
+    if not close.comparable:
+        text = "not compared: its steps used other batches (they follow the number of slices)"
+        return Comparison(NOTHING, text)
+    if close.exceeded is not None:
+        return Comparison(DIVERGED, close.text, close.exceeded)
+    if close.at is None:
+        return Comparison(BIT_EQUAL, f"{len(run.steps)} losses")
+    text = f"the loss differs by {close.largest:.1e} at most (step {close.at}; {close.allowed:.1e} allowed)"
+    return Comparison(WITHIN, text, close.at)

@@ -1,0 +1,97 @@
+"""What `regrow prove` prints."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from regrow.chaos.committed import Committed
+from regrow.chaos.schedule import FaultEvent
+from regrow.chaos.verdict import Comparison, Verdict
+from regrow.cli.proof_runs import Done
+from regrow.cli.report import count
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A proof that has been made.
+
+    Attributes:
+        faults: Those that were ordered.
+        run: The run with them.
+        reference: The run without, on the same slices.
+        undisturbed: The run on all slices; None: it was not made, or is the reference.
+        verdict: What came of it.
+    """
+
+    faults: Sequence[FaultEvent]
+    run: Done
+    reference: Done
+    undisturbed: Done | None
+    verdict: Verdict
+
+
+def told(proof: Proof) -> str:
+    """A proof in a few lines; the last one is the verdict."""
+    verdict = proof.verdict
+    rows = [
+        ("faults", _faults(proof)),
+        ("steps", _steps(proof.run.committed)),
+        ("slices", _slices(proof.run.committed)),
+        ("same slices, no faults", _comparison(verdict.reference)),
+    ]
+    if verdict.undisturbed is not None:
+        rows.append(("all slices, no faults", _comparison(verdict.undisturbed)))
+    if verdict.ledger is not None:
+        rows.append(("records", verdict.ledger.text))
+    lines = [f"  {name:<23} {text}" for name, text in rows]
+    return "\n".join(["proof", *lines, f"verdict: {verdict.text}"])
+
+
+def _faults(proof: Proof) -> str:
+    happened = ", ".join(map(str, proof.run.happened)) or "none"
+    missing = len(proof.faults) - len(proof.run.happened)
+    never = f"; {missing} of {len(proof.faults)} did not come before the script ended" * bool(
+        missing
+    )
+    return f"{happened} ({count(len(proof.run.lost), 'loss')} of a slice){never}"
+
+
+def _steps(run: Committed) -> str:
+    back = ", ".join(f"from {one.at} to {one.to}" for one in run.rollbacks)
+    redone = f"; {run.taken_twice} were taken twice (back {back})" if back else ""
+    return f"{len(run.steps)} count, {run.steps[0].step} to {run.steps[-1].step}{redone}"
+
+
+def _slices(run: Committed) -> str:
+    parts = []
+    for slices, steps in itertools.groupby(run.steps, key=lambda one: one.slices):
+        named = "unknown" if slices is None else " ".join(map(str, slices))
+        parts.append(f"{named} from step {next(steps).step}")
+    return ", ".join(parts)
+
+
+def _comparison(comparison: Comparison) -> str:
+    where = f" at step {comparison.step}" if comparison.outcome == "diverged" else ""
+    return f"{comparison.outcome}{where}: {comparison.text}"
+
+
+def to_json(proof: Proof) -> dict[str, Any]:
+    """A proof for programs."""
+    verdict = proof.verdict
+    return {
+        "verdict": verdict.outcome,
+        "text": verdict.text,
+        "faults": [str(fault) for fault in proof.faults],
+        "happened": [str(fault) for fault in proof.run.happened],
+        "lost_slices": list(proof.run.lost),
+        "steps": len(proof.run.committed.steps),
+        "taken_twice": proof.run.committed.taken_twice,
+        "rollbacks": [asdict(one) for one in proof.run.committed.rollbacks],
+        "reference": asdict(verdict.reference),
+        "undisturbed": None if verdict.undisturbed is None else asdict(verdict.undisturbed),
+        "ledger": None if verdict.ledger is None else asdict(verdict.ledger),
+    }

@@ -1,0 +1,146 @@
+"""The runs of `regrow prove`: one script, each time on a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, final
+
+from regrow.chaos.committed import Committed
+from regrow.chaos.schedule import FaultEvent
+from regrow.cli.arguments import Task
+from regrow.cli.report import say
+from regrow.cli.runner import Runner
+from regrow.cluster import client_environ, start_cluster
+from regrow.config import ClusterOptions
+from regrow.elastic.journal import JOURNAL_VARIABLE, read_journal
+from regrow.elastic.planned import PLAN_VARIABLE, Plan
+from regrow.errors import RegrowError, UsageError
+from regrow.home import Home
+from regrow.processes import RUN_MARK, telling_line
+
+RunName: TypeAlias = Literal["faulted", "reference", "undisturbed"]
+PLACE: Final = "{run}"
+"""In the arguments of a script: the name of the run, so that runs do not share files."""
+
+_DESCRIPTIONS: Final[Mapping[RunName, str]] = {
+    "faulted": "with faults",
+    "reference": "on the same slices, without faults",
+    "undisturbed": "on all slices, without faults",
+}
+
+
+class ScriptFailed(RegrowError):
+    """The script of a proof ended with an error."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A run that has ended well.
+
+    Attributes:
+        committed: Its steps that count.
+        happened: The faults that were carried out.
+        lost: The slices that were lost, by which fault whatever.
+    """
+
+    committed: Committed
+    happened: tuple[FaultEvent, ...]
+    lost: tuple[int, ...]
+
+
+@final
+class ProofRuns:
+    """Runs a script for a proof."""
+
+    def __init__(
+        self,
+        task: Task,
+        options: ClusterOptions,
+        directory: Path,
+        *,
+        start_timeout_s: float,
+        quiet: bool,
+    ) -> None:
+        """Readies it.
+
+        Args:
+            task: What is run.
+            options: What each cluster is like.
+            directory: For journals and outputs.
+            start_timeout_s: How long a cluster may take to be up, in seconds.
+            quiet: Whether standard output is left free of what the script prints.
+        """
+        self._task = task
+        self._options = options
+        self._directory = directory
+        self._start_timeout_s = start_timeout_s
+        self._quiet = quiet
+
+    def run(
+        self, name: RunName, *, faults: Sequence[FaultEvent] = (), plan: Plan | None = None
+    ) -> Done:
+        """Runs it once, to its end.
+
+        The output of runs without faults goes to a file.
+
+        Args:
+            name: Which run it is.
+            faults: What is to happen in it.
+            plan: The slices that it is to use; None: all.
+
+        Raises:
+            ScriptFailed: It ended with another exit status than 0.
+            UsageError: It recorded nothing.
+        """
+        say(f"prove: the run {_DESCRIPTIONS[name]}")
+        journal = self._directory / f"{name}.jsonl"
+        journal.unlink(missing_ok=True)
+        runner, status = self._run(name, faults, self._variables(journal, plan))
+        if status != 0:
+            raise ScriptFailed(self._failure(name, status))
+        committed = Committed.of(read_journal(journal))
+        if not committed.steps:
+            raise UsageError(
+                f"{self._task} recorded no step, so there is nothing to compare: call "
+                "regrow.elastic.record(step, loss, state, ids) after each step"
+            )
+        return Done(committed, tuple(runner.happened), tuple(runner.lost))
+
+    def _variables(self, journal: Path, plan: Plan | None) -> dict[str, str]:
+        planned = {} if plan is None else {PLAN_VARIABLE: plan.to_json()}
+        return {JOURNAL_VARIABLE: str(journal)} | planned
+
+    def _run(
+        self, name: RunName, faults: Sequence[FaultEvent], variables: dict[str, str]
+    ) -> tuple[Runner, int]:
+        home = Home()
+        arguments = tuple(word.replace(PLACE, name) for word in self._task.arguments)
+        argv = replace(self._task, arguments=arguments).argv()
+        purpose = f"regrow prove {self._task}"
+        with (
+            start_cluster(self._options, home=home, stem="prove", purpose=purpose) as supervisor,
+            self._output_path(name).open("wb") as output,
+        ):
+            supervisor.wait_healthy(self._start_timeout_s, tell=say)
+            environ = os.environ | client_environ(supervisor.state, home) | variables
+            environ[RUN_MARK] = supervisor.state.run_id
+            runner = Runner(supervisor, faults, output=self._outputs(name, output.fileno()))
+            return runner, runner.run(argv, environ)
+
+    def _outputs(self, name: RunName, file: int) -> tuple[int | None, int | None]:
+        if name != "faulted":
+            return file, file
+        return (sys.stderr.fileno(), None) if self._quiet else (None, None)
+
+    def _output_path(self, name: RunName) -> Path:
+        return self._directory / f"{name}.log"
+
+    def _failure(self, name: RunName, status: int) -> str:
+        text = f"the script failed in the run {_DESCRIPTIONS[name]}: exit status {status}"
+        line = telling_line(self._output_path(name))
+        return f"{text}: {line}" if line else text

@@ -1,0 +1,103 @@
+"""`regrow prove`: whether a run with faults equals one without."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from regrow.chaos.committed import schedule_of
+from regrow.chaos.schedule import parse_schedule
+from regrow.chaos.verdict import BIT_EQUAL, WITHIN, judge
+from regrow.cli import complain
+from regrow.cli.arguments import Task, TaskCommand
+from regrow.cli.options import cluster_options, to_cluster_options
+from regrow.cli.proof_report import Proof, to_json, told
+from regrow.cli.proof_runs import ProofRuns, ScriptFailed
+from regrow.cli.signals import unwind_on_signals
+from regrow.config import ClusterOptions
+from regrow.processes import adopted_reaped
+
+DIVERGED_STATUS: Final = 1
+SCRIPT_STATUS: Final = 6
+
+
+@click.command("prove", cls=TaskCommand, options_metavar="--chaos SPEC [OPTIONS]")
+@click.option("--chaos", metavar="SPEC", required=True, help="The faults, as in regrow run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict for programs.")
+@click.option(
+    "--skip-undisturbed",
+    "skip",
+    is_flag=True,
+    help="Leave out the run on all slices, where the faulted one had fewer.",
+)
+@click.option(
+    "--keep",
+    metavar="DIR",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Keep the journals and what the runs without faults printed here.",
+)
+@cluster_options
+def command(
+    task: Task, chaos: str, as_json: bool, skip: bool, keep: Path | None, **values: Any
+) -> int:
+    """Prove that a script which loses slices computes what it computes without losing them.
+
+    Runs the script with the faults, then without faults on the same slices in each step: every bit of
+    what it records (regrow.elastic.record) must be equal. If it has used fewer slices, it is also
+    run on all of them: there the losses must be equal within what the order of additions explains.
+    {run} in the script's arguments is the name of the run: faulted, reference or undisturbed.
+
+    The exit status is 0 if they are equal, 1 if they diverged or nothing is proved, 2 for wrong usage,
+    3 when a cluster could not start, 6 when the script failed.
+    """
+    options = to_cluster_options(values)
+    faults = parse_schedule(chaos, options.slices)
+    task.argv()
+    unwind_on_signals()
+    with adopted_reaped(), _directory(keep) as directory:
+        runs = ProofRuns(
+            task, options, directory, start_timeout_s=values["start_timeout_s"], quiet=as_json
+        )
+        try:
+            proof = prove(runs, faults, options, skip_undisturbed=skip)
+        except ScriptFailed as error:
+            return complain(str(error), SCRIPT_STATUS)
+    click.echo(json.dumps(to_json(proof), indent=1) if as_json else told(proof))
+    return 0 if proof.verdict.outcome in (BIT_EQUAL, WITHIN) else DIVERGED_STATUS
+
+
+def prove(
+    runs: ProofRuns, faults: Any, options: ClusterOptions, *, skip_undisturbed: bool
+) -> Proof:
+    """Makes the runs, and judges them."""
+    run = runs.run("faulted", faults=faults)
+    plan = schedule_of(run.committed, range(options.slices))
+    everyone = frozenset(range(options.slices))
+    if plan is None or (plan.first == everyone and not plan.changes):
+        reference, undisturbed = runs.run("undisturbed"), None
+    else:
+        reference = runs.run("reference", plan=plan)
+        undisturbed = None if skip_undisturbed else runs.run("undisturbed")
+    verdict = judge(
+        run.committed,
+        reference.committed,
+        None if undisturbed is None else undisturbed.committed,
+        len(run.happened),
+    )
+    return Proof(faults, run, reference, undisturbed, verdict)
+
+
+@contextlib.contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
+        return
+    with tempfile.TemporaryDirectory(prefix="regrow-prove-") as path:
+        yield Path(path)

@@ -1,0 +1,122 @@
+"""`record`: one line of a journal for each step, for whoever compares runs (`regrow prove`)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regrow.elastic import planned
+from regrow.elastic.journal import JOURNAL_VARIABLE, JournalWriter, Loss, RecordId, StepRecord
+from regrow.elastic.trees import Tree
+from regrow.errors import UsageError
+
+_HASH_BYTES: Final = 8
+_writer: JournalWriter | None = None
+
+
+def record(step: int, loss: Any, state: Any = None, ids: Iterable[Any] | None = None) -> None:
+    """Records what a training step came to, if somebody wants to know (`regrow prove` does).
+
+    Otherwise it returns at once. Call it right behind the step: before the snapshot of that step,
+    and before slices are taken in. A step that is taken again is recorded again.
+
+    What is recorded is read, so the call waits for the step, and an error of a lost slice may come
+    from here; the whole state is read on each call.
+
+    Args:
+        step: The step, from 0.
+        loss: Its loss, one number: an array of JAX or NumPy, or a float.
+        state: The training state after it, any tree; None: only losses are compared.
+        ids: Which records it was computed from: whole numbers or strings that are the same in each
+            run, in their order (`ElasticLoader.record_ids`); None: they are not compared.
+
+    Raises:
+        UsageError: The loss is not one number, or an id is neither a whole number nor a string.
+        JaxRuntimeError: A slice that holds a part of it was lost.
+    """
+    path = os.environ.get(JOURNAL_VARIABLE)
+    plan = planned.follower()
+    if path is None and plan is None:
+        return
+    slices = _slices(loss, state)
+    offer = None if plan is None else plan.before_record(int(step), slices)
+    if path is not None:
+        _journal(path).write(
+            StepRecord(
+                int(step),
+                _loss(loss),
+                None if state is None else _hashes(state),
+                None if ids is None else tuple(_id(one) for one in ids),
+                tuple(sorted(slices)) if slices else None,
+                os.getpid(),
+            )
+        )
+    if plan is not None and offer is not None:
+        plan.offer(offer)
+
+
+def _journal(path: str) -> JournalWriter:
+    global _writer
+    if _writer is None or _writer.path != path:
+        _writer = JournalWriter(path)
+    return _writer
+
+
+def _loss(loss: Any) -> Loss:
+    array = np.asarray(loss)
+    if array.size != 1:
+        raise UsageError(f"the loss of a step is one number, not {array.dtype}{list(array.shape)}")
+    # A number of Python has the bits of a float64, but who knows what it was before.
+    dtype = array.dtype.name if hasattr(loss, "dtype") else "float"
+    return Loss(dtype, array.tobytes().hex(), float(array.reshape(())))
+
+
+def _id(one: Any) -> RecordId:
+    if isinstance(one, str):
+        return one
+    try:
+        return int(one.__index__())
+    except (AttributeError, TypeError):
+        raise UsageError(
+            f"the id of a record is a whole number or a string, not a {type(one).__name__}"
+        ) from None
+
+
+def _slices(loss: Any, state: Any) -> set[int]:
+    """The slices of the step; empty: unknown. The state may have moved since, the loss has not."""
+    of_loss = _devices(loss)
+    devices = of_loss if len(of_loss) > 1 else _devices(state) or of_loss
+    return {device.slice_index for device in devices if hasattr(device, "slice_index")}
+
+
+def _devices(tree: Any) -> set[Any]:
+    arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    return {device for array in arrays for device in array.sharding.device_set}
+
+
+def _hashes(state: Any) -> dict[str, str]:
+    tree = Tree.of(state)
+    leaves = jax.device_get([_data(leaf) for leaf in tree.leaves])
+    return dict(zip(tree.paths, map(_hash, leaves), strict=True))
+
+
+def _data(leaf: Any) -> Any:
+    """The numbers behind PRNG keys; all else as it is."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf
+
+
+def _hash(leaf: Any) -> str:
+    """Dtype, shape and a hash of the bytes; of what is no array its type and a hash of its text."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        kind, content = f"{leaf.dtype.name}{list(leaf.shape)}", leaf.tobytes()
+    else:
+        kind, content = type(leaf).__name__, repr(leaf).encode()
+    return f"{kind} {hashlib.blake2b(content, digest_size=_HASH_BYTES).hexdigest()}"
