@@ -28,6 +28,8 @@ from byte_model import ModelSize, init_state, make_iterator, make_train_step
 from pathwaysutils.elastic import manager
 from training_report import TrainingReport
 
+from regrow.elastic import record
+
 OPTIMIZER = optax.adamw(2e-3, weight_decay=0.01)
 
 
@@ -57,6 +59,11 @@ def create_mesh(elastic_manager: manager.Manager, devices_per_slice: int) -> jax
         (elastic_manager.active_slice_count, devices_per_slice)
     )
     return jax.sharding.Mesh(device_array, axis_names=("replica", "model"))
+
+
+def position(data_iterator: Any) -> int:
+    """The number of the next record in the data."""
+    return int(data_iterator.get_state()["global_next_index"])
 
 
 def initialize_training_loop(
@@ -115,10 +122,13 @@ def train(
             report.restored(step)
 
         while step < settings.steps:
+            first = position(data_iterator)
             batch = next(data_iterator)
             state, loss = jitted_train_step(state, batch)
             # Reading the loss waits for the step: here a slice that died becomes an error.
             report.step(step, float(loss))
+            # For `regrow prove`; does nothing else.
+            record(step, loss, state, range(first, position(data_iterator)))
 
             if step % settings.snapshot_interval == 0:
                 snapshotter.save(

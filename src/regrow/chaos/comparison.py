@@ -109,7 +109,10 @@ class Closeness:
 
 
 def closeness(run: Committed, undisturbed: Committed, tolerance: Tolerance) -> Closeness:
-    """Compares losses step by step; before the first step on other slices all bits must be equal."""
+    """Compares losses step by step; before the first step on other slices all bits must be equal.
+
+    Where the slices of a step are not known, they may have been other ones.
+    """
     largest, at, allowed, steps = 0.0, None, 0.0, 0
     for one, other in _pairs(run, undisturbed):
         if one is None or other is None:
@@ -117,7 +120,7 @@ def closeness(run: Committed, undisturbed: Committed, tolerance: Tolerance) -> C
             return Closeness(True, math.inf, step, 0.0, step, "only one of the runs has this step")
         if one.ids is not None and sorted(map(str, one.ids)) != sorted(map(str, other.ids or ())):
             return Closeness(False, 0.0, None, 0.0, None)
-        steps += bool(steps) or one.slices != other.slices
+        steps += bool(steps) or one.slices is None or one.slices != other.slices
         difference, bound = _relative(one, other), tolerance.after(steps)
         if difference > largest:
             largest, at, allowed = difference, one.step, bound

@@ -11,7 +11,7 @@ from typing import Final, final
 
 from regrow.chaos.committed import Committed
 
-AMPLIFICATION: Final = 32.0
+AMPLIFICATION: Final = 16.0
 """What the data's cancellation and the network add to the rounding of one sum; see docs/prove.md."""
 
 # 2^-p for a significand of p bits, the hidden one included.

@@ -43,49 +43,53 @@ class Verdict:
     Attributes:
         outcome: The whole.
         text: The whole in one line.
-        reference: Beside the undisturbed run on the same slices.
+        reference: Beside the undisturbed run on the same slices; None: they are not known.
         undisturbed: Beside the run that kept all slices; None: it was not made, or is the same.
         ledger: The records of the data; None: the script gives no ids.
     """
 
     outcome: Outcome
     text: str
-    reference: Comparison
+    reference: Comparison | None
     undisturbed: Comparison | None
     ledger: Ledger | None
 
 
 def judge(
-    run: Committed, reference: Committed, undisturbed: Committed | None, faults: int
+    run: Committed,
+    reference: Committed | None,
+    undisturbed: Committed | None,
+    *,
+    disturbed: bool,
 ) -> Verdict:
-    """Judges a run with faults.
+    """Judges a run with faults by the ones without, of which there must be one.
 
     Args:
         run: It.
-        reference: The run without faults on the same slices.
-        undisturbed: The run without faults on all slices; None: there is none beside the reference.
-        faults: How many faults happened in it before its last step.
+        reference: The run on the same slices; None: it is not known which they were.
+        undisturbed: The run on all slices; None: it was not made, or is the reference.
+        disturbed: Whether a fault happened before the last step.
     """
-    same = beside_reference(run, reference)
+    same = None if reference is None else beside_reference(run, reference)
     whole = None if undisturbed is None else beside_undisturbed(run, undisturbed)
-    ledger = audit(run, undisturbed or reference)
-    outcome, text = _whole(same, whole, ledger, faults)
+    other = undisturbed or reference
+    ledger = None if other is None else audit(run, other)
+    outcome, text = _whole(same, whole, ledger, disturbed=disturbed)
     return Verdict(outcome, text, same, whole, ledger)
 
 
 def _whole(
-    same: Comparison, whole: Comparison | None, ledger: Ledger | None, faults: int
+    same: Comparison | None, whole: Comparison | None, ledger: Ledger | None, *, disturbed: bool
 ) -> tuple[Outcome, str]:
     if ledger is not None and ledger.breach is not None:
         return DIVERGED, f"diverged at {ledger.text}"
-    for one in (same, whole):
-        if one is not None and one.outcome == DIVERGED:
+    made = [one for one in (same, whole) if one is not None]
+    for one in made:
+        if one.outcome == DIVERGED:
             return DIVERGED, f"diverged at step {one.step}: {one.text}"
-    if faults == 0:
+    if not disturbed:
         return NOTHING, "nothing proved: no fault happened before the last step"
-    if same.outcome == NOTHING:
-        return NOTHING, f"nothing proved: {same.text}"
-    return same.outcome, f"{same.outcome}: {same.text}"
+    return made[0].outcome, f"{made[0].outcome}: {made[0].text}"
 
 
 def beside_reference(run: Committed, reference: Committed) -> Comparison:

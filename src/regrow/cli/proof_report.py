@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from regrow.chaos.committed import Committed
 from regrow.chaos.schedule import FaultEvent
-from regrow.chaos.verdict import Comparison, Verdict
+from regrow.chaos.verdict import NOTHING, Comparison, Verdict
 from regrow.cli.proof_runs import Done
-from regrow.cli.report import count
 
 
 @final
@@ -22,15 +20,11 @@ class Proof:
     Attributes:
         faults: Those that were ordered.
         run: The run with them.
-        reference: The run without, on the same slices.
-        undisturbed: The run on all slices; None: it was not made, or is the reference.
         verdict: What came of it.
     """
 
-    faults: Sequence[FaultEvent]
+    faults: tuple[FaultEvent, ...]
     run: Done
-    reference: Done
-    undisturbed: Done | None
     verdict: Verdict
 
 
@@ -41,8 +35,9 @@ def told(proof: Proof) -> str:
         ("faults", _faults(proof)),
         ("steps", _steps(proof.run.committed)),
         ("slices", _slices(proof.run.committed)),
-        ("same slices, no faults", _comparison(verdict.reference)),
     ]
+    if verdict.reference is not None:
+        rows.append(("same slices, no faults", _comparison(verdict.reference)))
     if verdict.undisturbed is not None:
         rows.append(("all slices, no faults", _comparison(verdict.undisturbed)))
     if verdict.ledger is not None:
@@ -54,10 +49,9 @@ def told(proof: Proof) -> str:
 def _faults(proof: Proof) -> str:
     happened = ", ".join(map(str, proof.run.happened)) or "none"
     missing = len(proof.faults) - len(proof.run.happened)
-    never = f"; {missing} of {len(proof.faults)} did not come before the script ended" * bool(
-        missing
-    )
-    return f"{happened} ({count(len(proof.run.lost), 'loss')} of a slice){never}"
+    never = f"; {missing} of {len(proof.faults)} did not happen" if missing else ""
+    lost = ", ".join(map(str, proof.run.lost)) or "none"
+    return f"{happened}{never}; slices lost: {lost}"
 
 
 def _steps(run: Committed) -> str:
@@ -75,6 +69,8 @@ def _slices(run: Committed) -> str:
 
 
 def _comparison(comparison: Comparison) -> str:
+    if comparison.outcome == NOTHING:
+        return comparison.text
     where = f" at step {comparison.step}" if comparison.outcome == "diverged" else ""
     return f"{comparison.outcome}{where}: {comparison.text}"
 
@@ -91,7 +87,7 @@ def to_json(proof: Proof) -> dict[str, Any]:
         "steps": len(proof.run.committed.steps),
         "taken_twice": proof.run.committed.taken_twice,
         "rollbacks": [asdict(one) for one in proof.run.committed.rollbacks],
-        "reference": asdict(verdict.reference),
+        "reference": None if verdict.reference is None else asdict(verdict.reference),
         "undisturbed": None if verdict.undisturbed is None else asdict(verdict.undisturbed),
         "ledger": None if verdict.ledger is None else asdict(verdict.ledger),
     }

@@ -44,12 +44,14 @@ class Done:
 
     Attributes:
         committed: Its steps that count.
-        happened: The faults that were carried out.
+        happened: The faults that were made.
+        disturbed: Whether one of them was before the last step.
         lost: The slices that were lost, by which fault whatever.
     """
 
     committed: Committed
     happened: tuple[FaultEvent, ...]
+    disturbed: bool
     lost: tuple[int, ...]
 
 
@@ -109,7 +111,9 @@ class ProofRuns:
                 f"{self._task} recorded no step, so there is nothing to compare: call "
                 "regrow.elastic.record(step, loss, state, ids) after each step"
             )
-        return Done(committed, tuple(runner.happened), tuple(runner.lost))
+        at = runner.disturbed_at
+        disturbed = at is not None and at < committed.steps[-1].at
+        return Done(committed, tuple(runner.happened), disturbed, tuple(runner.lost))
 
     def _variables(self, journal: Path, plan: Plan | None) -> dict[str, str]:
         planned = {} if plan is None else {PLAN_VARIABLE: plan.to_json()}

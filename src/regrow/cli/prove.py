@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from regrow.chaos.committed import schedule_of
-from regrow.chaos.schedule import parse_schedule
-from regrow.chaos.verdict import BIT_EQUAL, WITHIN, judge
+from regrow.chaos.ability import check_possible
+from regrow.chaos.committed import Committed, schedule_of
+from regrow.chaos.schedule import FaultEvent, parse_schedule
+from regrow.chaos.verdict import BIT_EQUAL, NOTHING, WITHIN, beside_reference, judge
 from regrow.cli import complain
 from regrow.cli.arguments import Task, TaskCommand
 from regrow.cli.options import cluster_options, to_cluster_options
 from regrow.cli.proof_report import Proof, to_json, told
-from regrow.cli.proof_runs import ProofRuns, ScriptFailed
+from regrow.cli.proof_runs import Done, ProofRuns, ScriptFailed
 from regrow.cli.signals import unwind_on_signals
 from regrow.config import ClusterOptions
+from regrow.elastic.planned import Plan
 from regrow.processes import adopted_reaped
 
 DIVERGED_STATUS: Final = 1
@@ -58,6 +60,7 @@ def command(
     """
     options = to_cluster_options(values)
     faults = parse_schedule(chaos, options.slices)
+    check_possible(faults)
     task.argv()
     unwind_on_signals()
     with adopted_reaped(), _directory(keep) as directory:
@@ -73,24 +76,34 @@ def command(
 
 
 def prove(
-    runs: ProofRuns, faults: Any, options: ClusterOptions, *, skip_undisturbed: bool
+    runs: ProofRuns,
+    faults: Sequence[FaultEvent],
+    options: ClusterOptions,
+    *,
+    skip_undisturbed: bool,
 ) -> Proof:
     """Makes the runs, and judges them."""
     run = runs.run("faulted", faults=faults)
-    plan = schedule_of(run.committed, range(options.slices))
     everyone = frozenset(range(options.slices))
-    if plan is None or (plan.first == everyone and not plan.changes):
-        reference, undisturbed = runs.run("undisturbed"), None
+    plan = schedule_of(run.committed, everyone)
+    reference, undisturbed = None, None
+    if plan is None:
+        undisturbed = runs.run("undisturbed").committed
+    elif plan == Plan(everyone):
+        reference = runs.run("undisturbed").committed
     else:
-        reference = runs.run("reference", plan=plan)
-        undisturbed = None if skip_undisturbed else runs.run("undisturbed")
-    verdict = judge(
-        run.committed,
-        reference.committed,
-        None if undisturbed is None else undisturbed.committed,
-        len(run.happened),
-    )
-    return Proof(faults, run, reference, undisturbed, verdict)
+        reference = _reference(runs, run, plan)
+        undisturbed = None if skip_undisturbed else runs.run("undisturbed").committed
+    verdict = judge(run.committed, reference, undisturbed, disturbed=run.disturbed)
+    return Proof(tuple(faults), run, verdict)
+
+
+def _reference(runs: ProofRuns, run: Done, plan: Plan) -> Committed:
+    """The run on the same slices. It depends on which snapshot was ready when, so there are two tries."""
+    reference = runs.run("reference", plan=plan).committed
+    if beside_reference(run.committed, reference).outcome == NOTHING:
+        reference = runs.run("reference", plan=plan).committed
+    return reference
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ class StepRecord:
             the program gave no state.
         ids: The records that it was computed from, in order; None: the program gave none.
         slices: The slices that it was computed on; None: what was given says nothing of them.
-        process: The process that recorded it.
+        at: When it was recorded, in seconds since 1970.
     """
 
     step: int
@@ -61,7 +61,7 @@ class StepRecord:
     state: Mapping[str, str] | None = None
     ids: tuple[RecordId, ...] | None = None
     slices: tuple[int, ...] | None = None
-    process: int = 0
+    at: float = 0.0
 
     def line(self) -> bytes:
         """The line of the journal."""
@@ -87,7 +87,7 @@ class StepRecord:
             told["state"],
             _tuple(told["ids"]),
             _tuple(told["slices"]),
-            int(told["process"]),
+            float(told["at"]),
         )
 
 

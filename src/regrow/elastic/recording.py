@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regrow.elastic import planned
+from regrow.elastic import planned, progress
 from regrow.elastic.journal import JOURNAL_VARIABLE, JournalWriter, Loss, RecordId, StepRecord
 from regrow.elastic.trees import Tree
 from regrow.errors import UsageError
@@ -23,11 +24,12 @@ _writer: JournalWriter | None = None
 def record(step: int, loss: Any, state: Any = None, ids: Iterable[Any] | None = None) -> None:
     """Records what a training step came to, if somebody wants to know (`regrow prove` does).
 
-    Otherwise it returns at once. Call it right behind the step: before the snapshot of that step,
-    and before slices are taken in. A step that is taken again is recorded again.
+    Otherwise it only says that the next step begins, as `at_step` does. Call it right behind the
+    step: before the snapshot of that step, and before slices are taken in. A step that is taken
+    again is recorded again.
 
-    What is recorded is read, so the call waits for the step, and an error of a lost slice may come
-    from here; the whole state is read on each call.
+    What is recorded is read, so then the call waits for the step, and the error of a lost slice may
+    come from here. The whole state is read on each call.
 
     Args:
         step: The step, from 0.
@@ -42,23 +44,25 @@ def record(step: int, loss: Any, state: Any = None, ids: Iterable[Any] | None = 
     """
     path = os.environ.get(JOURNAL_VARIABLE)
     plan = planned.follower()
-    if path is None and plan is None:
-        return
-    slices = _slices(loss, state)
-    offer = None if plan is None else plan.before_record(int(step), slices)
+    offer = None
+    if plan is not None:
+        offer = plan.before_record(int(step), _slices(loss, state))
     if path is not None:
-        _journal(path).write(
-            StepRecord(
-                int(step),
-                _loss(loss),
-                None if state is None else _hashes(state),
-                None if ids is None else tuple(_id(one) for one in ids),
-                tuple(sorted(slices)) if slices else None,
-                os.getpid(),
-            )
-        )
+        _journal(path).write(_made(int(step), loss, state, ids))
     if plan is not None and offer is not None:
         plan.offer(offer)
+    progress.at_step(int(step) + 1)
+
+
+def _made(step: int, loss: Any, state: Any, ids: Iterable[Any] | None) -> StepRecord:
+    return StepRecord(
+        step,
+        _loss(loss),
+        None if state is None else _hashes(state),
+        None if ids is None else tuple(_id(one) for one in ids),
+        tuple(sorted(_slices(loss, state))) or None,
+        time.time(),
+    )
 
 
 def _journal(path: str) -> JournalWriter:

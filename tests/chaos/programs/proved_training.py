@@ -108,6 +108,7 @@ def main() -> None:
             ids = loader.batch()
             x, y = jax.device_put((INPUTS[ids], WANTED[ids]), rows)
             state, loss = train_step(state, x, y)
+            jax.block_until_ready(loss)
             if asked.bug == "unlike" and step == 5:
                 noise = time.time_ns() % 1000 * 1e-6
                 state["w"] = state["w"].at[3, 1].add(noise)

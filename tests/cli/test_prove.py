@@ -1,0 +1,139 @@
+"""`regrow prove` with real slices, faults and trainings, sound ones and some that are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+TRAINING = str(Path(__file__).parents[1] / "chaos" / "programs" / "proved_training.py")
+TWO = ("--slices", "2", "--devices-per-slice", "1", "--restore-after", "0.2")
+THREE = ("--slices", "3", "--devices-per-slice", "1", "--restore-after", "0.2")
+KILL = "kill:1@step=5"
+LONG = ("--steps", "30", "--pace", "0.1")
+TIMEOUT_S = 300
+
+
+@pytest.fixture
+def prove(regrow):
+    def run(chaos, *arguments, cluster=TWO, options=(), status=0):
+        command = ("prove", *cluster, "--chaos", chaos, *options, TRAINING)
+        done = regrow(*command, *arguments, timeout_s=TIMEOUT_S)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def proof(prove):
+    def run(chaos, *arguments, cluster=TWO, options=(), status=0):
+        done = prove(
+            chaos, *arguments, cluster=cluster, options=("--json", *options), status=status
+        )
+        return json.loads(done.stdout)
+
+    return run
+
+
+def test_a_training_that_loses_a_slice_and_takes_it_back(prove, tmp_path):
+    done = prove(KILL, *LONG, options=("--keep", str(tmp_path)))
+    *_, verdict = lines = done.stdout.splitlines()
+    assert verdict.startswith("verdict: bit-equal: 30 losses, 60 hashes of leaves"), done.stdout
+    told = {line[2:25].strip(): line[26:] for line in lines if line.startswith("  ")}
+    assert told["faults"] == "kill:1@step=5; slices lost: 1"
+    assert told["slices"].startswith("0 1 from step 0, 0 from step 4, 0 1 from step ")
+    assert told["all slices, no faults"].split(":")[0] in ("bit-equal", "equal within tolerance")
+    assert told["records"] == "360 records, no gap and no double"
+    assert {path.name for path in tmp_path.glob("*.jsonl")} == {
+        "faulted.jsonl",
+        "reference.jsonl",
+        "undisturbed.jsonl",
+    }
+    assert "is lost" not in (tmp_path / "reference.log").read_text()
+
+
+def test_a_script_that_fails(prove):
+    done = prove(KILL, "--bug", "dies", status=6)
+    assert done.stdout == ""
+    assert "the script failed in the run with faults: exit status 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--chaos", "kill:1", TRAINING), "is not of the form FAULT:SLICE@WHEN"),
+        (("--chaos", "kill:7@5s", TRAINING), "there is no slice 7"),
+        ((TRAINING,), "Missing option '--chaos'"),
+        (("--chaos", KILL), "nothing to run"),
+        (("--chaos", KILL, "/no/script.py"), "there is no script '/no/script.py'"),
+    ],
+)
+def test_wrong_usage_is_one_line(regrow, one_line, arguments, text):
+    assert text in one_line(regrow("prove", *arguments), 2)
+
+
+@pytest.mark.slow
+def test_a_script_that_records_nothing(prove):
+    done = prove(KILL, "--record", "nothing", status=2)
+    last = done.stderr.splitlines()[-1]
+    assert "recorded no step, so there is nothing to compare: call regrow.elastic.record" in last
+
+
+@pytest.mark.slow
+def test_losses_alone(proof):
+    told = proof(KILL, "--record", "loss", *LONG)
+    assert told["reference"] is None
+    assert told["ledger"] is None
+    assert told["verdict"] in ("bit-equal", "equal within tolerance")
+
+
+@pytest.mark.slow
+def test_a_fault_that_never_comes_proves_nothing(proof):
+    told = proof("kill:1@step=1000", "--steps", "8", status=1)
+    assert told["verdict"] == "nothing proved"
+    assert told["reference"]["outcome"] == "bit-equal"
+    assert told["happened"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kit", ["ours", "stock"])
+@pytest.mark.parametrize(
+    "mode", [(), ("--signal",), ("--pause",)], ids=lambda m: "".join(m) or "resize"
+)
+@pytest.mark.parametrize(
+    ("chaos", "options"),
+    [
+        ("kill:1@step=1", ()),
+        ("kill:1@step=5", ()),
+        ("kill:2@step=12+30ms", ()),
+        ("stop:1@step=6", ("--hang-after", "2")),
+        ("kill:1@step=5,kill:2@recovery=1", ()),
+    ],
+    ids=["early", "middle", "late", "stop", "second"],
+)
+@pytest.mark.timeout(TIMEOUT_S)
+def test_every_kit_in_every_mode(proof, kit, mode, chaos, options):
+    told = proof(chaos, "--kit", kit, *mode, *LONG, cluster=THREE, options=options)
+    assert told["verdict"] == "bit-equal", told
+    assert told["lost_slices"]
+    assert told["ledger"]["breach"] is None
+    if mode == ("--pause",):
+        assert told["undisturbed"] is None, "the undisturbed run is the reference"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [(), ("--pause",)], ids=["resize", "pause"])
+@pytest.mark.parametrize("bug", ["wrong load", "double", "skip", "unlike"])
+def test_a_script_that_diverges_is_found(proof, bug, mode):
+    told = proof(KILL, "--bug", bug, *mode, *LONG, status=1)
+    assert told["verdict"] == "diverged", told
+    breach = told["ledger"]["breach"]
+    assert (breach and breach["kind"]) == {"double": "double", "skip": "gap"}.get(bug)
+    where = breach or (
+        told["undisturbed"] if not mode and bug == "wrong load" else told["reference"]
+    )
+    assert where["step"] in (4, 5)
+    if bug == "unlike":
+        assert told["reference"]["path"] == "w"
