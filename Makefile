@@ -1,4 +1,4 @@
-# make demo    train elastically: three slices, one is killed and returns
+# make demo    train elastically: three slices, one is killed and returns; is the result the same?
 # make test    the tests, in under ten minutes on two cores
 # Both make .venv first (make install). PYTHON chooses the interpreter: make test PYTHON=python3.12
 
@@ -40,9 +40,9 @@ $(INSTALLED): $(PACKAGES) pyproject.toml
 	@touch $@
 
 demo: install
-	$(call say,three slices of two devices train; slice 1 is killed after 25 s and returns 3 s later)
-	@$(IN_VENV) regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@25s --restore-after 3 \
-		examples/elastic_training.py $(DEMO_ARGS)
+	$(call say,three slices of two devices train; slice 1 is killed at step 60 and returns 3 s later)
+	@$(IN_VENV) regrow prove --slices 3 --devices-per-slice 2 --chaos kill:1@step=60 --restore-after 3 \
+		examples/elastic_training.py --steps 160 --out 'training-output/{run}' $(DEMO_ARGS)
 
 test: install
 	$(call say,tests with jax $$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("jax"))'))

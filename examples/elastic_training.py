@@ -127,7 +127,7 @@ def train(
             state, loss = jitted_train_step(state, batch)
             # Reading the loss waits for the step: here a slice that died becomes an error.
             report.step(step, float(loss))
-            # For `regrow prove`; does nothing else.
+            # Only for whoever wants to compare runs (`regrow prove`).
             record(step, loss, state, range(first, position(data_iterator)))
 
             if step % settings.snapshot_interval == 0:

@@ -138,16 +138,18 @@ def test_quickstart() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_demo(tmp_path: Path) -> None:
-    options = ["--slices=3", "--devices-per-slice=2", "--chaos=kill:1@8s", "--restore-after=3"]
-    script = str(EXAMPLES / "elastic_training.py")
+    options = ["--slices=3", "--devices-per-slice=2", "--chaos=kill:1@step=60", "--restore-after=3"]
+    script = [str(EXAMPLES / "elastic_training.py"), "--steps", "160"]
     done = subprocess.run(
-        [sys.executable, "-m", "regrow", "run", *options, script, "--out", str(tmp_path)],
+        [sys.executable, "-m", "regrow", "prove", *options, *script, "--out", f"{tmp_path}/{{run}}"],
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a slice was lost: DATA_LOSS: slice 1 " in done.stdout
-    assert (tmp_path / "training.png").exists()
+    assert (tmp_path / "faulted" / "training.png").exists()
+    assert done.stdout.splitlines()[-1].startswith("verdict: bit-equal: 160 losses, ")
