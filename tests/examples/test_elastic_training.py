@@ -143,7 +143,16 @@ def test_the_demo(tmp_path: Path) -> None:
     options = ["--slices=3", "--devices-per-slice=2", "--chaos=kill:1@step=60", "--restore-after=3"]
     script = [str(EXAMPLES / "elastic_training.py"), "--steps", "160"]
     done = subprocess.run(
-        [sys.executable, "-m", "regrow", "prove", *options, *script, "--out", f"{tmp_path}/{{run}}"],
+        [
+            sys.executable,
+            "-m",
+            "regrow",
+            "prove",
+            *options,
+            *script,
+            "--out",
+            f"{tmp_path}/{{run}}",
+        ],
         capture_output=True,
         text=True,
         timeout=280,
