@@ -98,10 +98,23 @@ def test_a_fault_that_never_comes_proves_nothing(proof):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("kit", ["ours", "stock"])
-@pytest.mark.parametrize(
-    "mode", [(), ("--signal",), ("--pause",)], ids=lambda m: "".join(m) or "resize"
-)
+def test_growth_by_a_signal(proof, kit):
+    told = proof(KILL, "--kit", kit, "--signal", *LONG, cluster=THREE)
+    assert told["verdict"] == "bit-equal", told
+    assert len(told["rollbacks"]) == 2
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_end(prove):
+    done = prove("stop:1@step=3", *LONG, "--pace", "60", options=("--limit", "12"), status=6)
+    assert "the script failed in the run with faults: took longer than 12 s" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kit", ["ours", "stock"])
+@pytest.mark.parametrize("mode", [(), ("--pause",)], ids=["resize", "pause"])
 @pytest.mark.parametrize(
     ("chaos", "options"),
     [

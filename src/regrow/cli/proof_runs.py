@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ RunName: TypeAlias = Literal["faulted", "reference", "undisturbed"]
 PLACE: Final = "{run}"
 """In the arguments of a script: the name of the run, so that runs do not share files."""
 
+_LONGEST: Final = 3.0
+_LEAST_LIMIT_S: Final = 60.0
 _DESCRIPTIONS: Final[Mapping[RunName, str]] = {
     "faulted": "with faults",
     "reference": "on the same slices, without faults",
@@ -65,7 +68,9 @@ class ProofRuns:
         options: ClusterOptions,
         directory: Path,
         *,
+        name: str | None,
         start_timeout_s: float,
+        limit_s: float | None,
         quiet: bool,
     ) -> None:
         """Readies it.
@@ -74,13 +79,18 @@ class ProofRuns:
             task: What is run.
             options: What each cluster is like.
             directory: For journals and outputs.
+            name: Of the clusters; None: one is made up.
             start_timeout_s: How long a cluster may take to be up, in seconds.
+            limit_s: How long a run may take, in seconds; None: those without faults some times as
+                long as the one with.
             quiet: Whether standard output is left free of what the script prints.
         """
         self._task = task
         self._options = options
         self._directory = directory
+        self._name = name
         self._start_timeout_s = start_timeout_s
+        self._limit_s = limit_s
         self._quiet = quiet
 
     def run(
@@ -96,15 +106,23 @@ class ProofRuns:
             plan: The slices that it is to use; None: all.
 
         Raises:
-            ScriptFailed: It ended with another exit status than 0.
+            ScriptFailed: It ended with another exit status than 0, or took too long.
             UsageError: It recorded nothing.
         """
         say(f"prove: the run {_DESCRIPTIONS[name]}")
         journal = self._directory / f"{name}.jsonl"
         journal.unlink(missing_ok=True)
+        began_at, limit_s = time.monotonic(), self._limit_s
         runner, status = self._run(name, faults, self._variables(journal, plan))
         if status != 0:
-            raise ScriptFailed(self._failure(name, status))
+            how = (
+                f"took longer than {limit_s:.0f} s"
+                if runner.out_of_time
+                else f"exit status {status}"
+            )
+            raise ScriptFailed(self._failure(name, how))
+        if limit_s is None:
+            self._limit_s = _LONGEST * (time.monotonic() - began_at) + _LEAST_LIMIT_S
         committed = Committed.of(read_journal(journal))
         if not committed.steps:
             raise UsageError(
@@ -127,13 +145,16 @@ class ProofRuns:
         argv = replace(self._task, arguments=arguments).argv()
         purpose = f"regrow prove {self._task}"
         with (
-            start_cluster(self._options, home=home, stem="prove", purpose=purpose) as supervisor,
+            start_cluster(
+                self._options, home=home, name=self._name, stem="prove", purpose=purpose
+            ) as supervisor,
             self._output_path(name).open("wb") as output,
         ):
             supervisor.wait_healthy(self._start_timeout_s, tell=say)
             environ = os.environ | client_environ(supervisor.state, home) | variables
             environ[RUN_MARK] = supervisor.state.run_id
-            runner = Runner(supervisor, faults, output=self._outputs(name, output.fileno()))
+            outputs = self._outputs(name, output.fileno())
+            runner = Runner(supervisor, faults, output=outputs, limit_s=self._limit_s)
             return runner, runner.run(argv, environ)
 
     def _outputs(self, name: RunName, file: int) -> tuple[int | None, int | None]:
@@ -144,7 +165,7 @@ class ProofRuns:
     def _output_path(self, name: RunName) -> Path:
         return self._directory / f"{name}.log"
 
-    def _failure(self, name: RunName, status: int) -> str:
-        text = f"the script failed in the run {_DESCRIPTIONS[name]}: exit status {status}"
+    def _failure(self, name: RunName, how: str) -> str:
+        text = f"the script failed in the run {_DESCRIPTIONS[name]}: {how}"
         line = telling_line(self._output_path(name))
         return f"{text}: {line}" if line else text

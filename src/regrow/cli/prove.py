@@ -17,7 +17,7 @@ from regrow.chaos.schedule import FaultEvent, parse_schedule
 from regrow.chaos.verdict import BIT_EQUAL, NOTHING, WITHIN, beside_reference, judge
 from regrow.cli import complain
 from regrow.cli.arguments import Task, TaskCommand
-from regrow.cli.options import cluster_options, to_cluster_options
+from regrow.cli.options import cluster_options, seconds, to_cluster_options
 from regrow.cli.proof_report import Proof, to_json, told
 from regrow.cli.proof_runs import Done, ProofRuns, ScriptFailed
 from regrow.cli.signals import unwind_on_signals
@@ -44,9 +44,22 @@ SCRIPT_STATUS: Final = 6
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
     help="Keep the journals and what the runs without faults printed here.",
 )
+@click.option(
+    "--limit",
+    "limit_s",
+    type=seconds,
+    metavar="SECONDS",
+    help="How long a run may take.  [default: without faults three times as long as with, and 60 s]",
+)
 @cluster_options
 def command(
-    task: Task, chaos: str, as_json: bool, skip: bool, keep: Path | None, **values: Any
+    task: Task,
+    chaos: str,
+    as_json: bool,
+    skip: bool,
+    keep: Path | None,
+    limit_s: float | None,
+    **values: Any,
 ) -> int:
     """Prove that a script which loses slices computes what it computes without losing them.
 
@@ -65,7 +78,13 @@ def command(
     unwind_on_signals()
     with adopted_reaped(), _directory(keep) as directory:
         runs = ProofRuns(
-            task, options, directory, start_timeout_s=values["start_timeout_s"], quiet=as_json
+            task,
+            options,
+            directory,
+            name=values["name"],
+            start_timeout_s=values["start_timeout_s"],
+            limit_s=limit_s,
+            quiet=as_json,
         )
         try:
             proof = prove(runs, faults, options, skip_undisturbed=skip)

@@ -41,6 +41,7 @@ class Runner:
         happened: The faults that were made while it ran.
         disturbed_at: When the first of them was, in seconds since 1970; None: there was none.
         lost: The slices that were lost while it ran.
+        out_of_time: Whether it was ended because it took too long.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Runner:
         *,
         verbose: bool = False,
         output: tuple[int | None, int | None] = (None, None),
+        limit_s: float | None = None,
     ) -> None:
         """Readies it.
 
@@ -58,10 +60,13 @@ class Runner:
             faults: What is to happen.
             verbose: Whether more is said.
             output: Descriptors for the script's standard output and error; None: ours.
+            limit_s: How long the script may take, in seconds; then it is ended.
         """
         self.happened: Sequence[FaultEvent] = ()
         self.disturbed_at: float | None = None
         self.lost: list[int] = []
+        self.out_of_time = False
+        self._end_at = None if limit_s is None else time.monotonic() + limit_s
         self._output = output
         self._supervisor = supervisor
         self._faults = faults
@@ -140,13 +145,17 @@ class Runner:
         for key, _ in self._selector.select(self._wait_s()):
             key.data()
         self._inject()
+        if self._end_at is not None and time.monotonic() >= self._end_at:
+            self._end_at = None
+            self.out_of_time = True
+            self._end_script(_AFTER_LOSS_GRACE_S)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._script.send(signal.SIGKILL)
             self._kill_at = None
 
     def _wait_s(self) -> float | None:
         """How long nothing is due."""
-        due = [] if self._kill_at is None else [self._kill_at]
+        due = [at for at in (self._kill_at, self._end_at) if at is not None]
         if self._injector is not None and self._injector.next_at is not None:
             due.append(self._injector.next_at)
         return max(0.0, min(due) - time.monotonic()) if due else None
