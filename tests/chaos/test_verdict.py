@@ -33,6 +33,13 @@ def test_a_reference_that_did_not_follow_proves_nothing():
     assert "the reference did not follow: step 3: computed on slices 0, 2" in verdict.text
 
 
+def test_a_step_that_is_left_out_is_a_divergence():
+    verdict = judge(run(*steps(0, 2), *steps(4, 5)), PLAIN, None, disturbed=True)
+    assert verdict.outcome == "diverged"
+    assert verdict.reference.text == "only the reference has this step"
+    assert verdict.reference.step == 3
+
+
 def test_one_differing_bit_beside_the_reference_is_a_divergence():
     other = run(*REFERENCE.steps[:5], step(5, FEWER, state={"params/w": "float32[8] 0"}))
     verdict = judge(RUN, other, PLAIN, disturbed=True)

@@ -97,8 +97,8 @@ def beside_reference(run: Committed, reference: Committed) -> Comparison:
     difference = first_difference(run, reference)
     if difference is None:
         return Comparison(BIT_EQUAL, _all_equal(run))
-    if difference.part in ("slices", "steps"):
-        # Nothing is known about the run: it is the reference that is none.
+    if difference.part == "slices":
+        # Up to here all was equal; from here on the reference is none.
         text = f"the reference did not follow: step {difference.step}: {difference.text}"
         return Comparison(NOTHING, text, difference.step)
     return Comparison(DIVERGED, difference.text, difference.step, difference.path)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Final, Literal, TypeAlias, final
 
 from regrow.chaos.committed import Committed
@@ -27,6 +28,8 @@ RunName: TypeAlias = Literal["faulted", "reference", "undisturbed"]
 PLACE: Final = "{run}"
 """In the arguments of a script: the name of the run, so that runs do not share files."""
 
+# Whoever sends these to us, through us sends them to the script.
+_INTERRUPTED: Final = [128 + signum for signum in (SIGINT, SIGTERM, SIGHUP, SIGQUIT)]
 _LONGEST: Final = 3.0
 _LEAST_LIMIT_S: Final = 60.0
 _DESCRIPTIONS: Final[Mapping[RunName, str]] = {
@@ -114,15 +117,14 @@ class ProofRuns:
         journal.unlink(missing_ok=True)
         began_at, limit_s = time.monotonic(), self._limit_s
         runner, status = self._run(name, faults, self._variables(journal, plan))
+        if runner.out_of_time:
+            raise ScriptFailed(self._failure(name, f"took longer than {limit_s} s"))
+        if status in _INTERRUPTED:
+            sys.exit(status)
         if status != 0:
-            how = (
-                f"took longer than {limit_s:.0f} s"
-                if runner.out_of_time
-                else f"exit status {status}"
-            )
-            raise ScriptFailed(self._failure(name, how))
+            raise ScriptFailed(self._failure(name, f"exit status {status}"))
         if limit_s is None:
-            self._limit_s = _LONGEST * (time.monotonic() - began_at) + _LEAST_LIMIT_S
+            self._limit_s = round(_LONGEST * (time.monotonic() - began_at) + _LEAST_LIMIT_S)
         committed = Committed.of(read_journal(journal))
         if not committed.steps:
             raise UsageError(
