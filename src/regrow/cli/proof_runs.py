@@ -118,7 +118,7 @@ class ProofRuns:
         began_at, limit_s = time.monotonic(), self._limit_s
         runner, status = self._run(name, faults, self._variables(journal, plan))
         if runner.out_of_time:
-            raise ScriptFailed(self._failure(name, f"took longer than {limit_s} s"))
+            raise ScriptFailed(self._failure(name, f"took longer than {limit_s:g} s"))
         if status in _INTERRUPTED:
             sys.exit(status)
         if status != 0:
