@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "slice": "Kill, stop, continue or restore a slice.",
     "env": "Print the variables that make a process a client.",
     "doctor": "Find what is wrong and tell how to mend it.",
+    "plan": "Rank the ways to split a training over slices.",
     "head": "Run a head in the foreground, with the flags of Pathways.",
 }
 
