@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "env": "Print the variables that make a process a client.",
     "doctor": "Find what is wrong and tell how to mend it.",
     "plan": "Rank the ways to split a training over slices.",
+    "bench": "Time shardings, and the network between slices.",
     "head": "Run a head in the foreground, with the flags of Pathways.",
 }
 
