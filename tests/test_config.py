@@ -47,6 +47,7 @@ def test_places():
         ({"slices": True}, "slices is True"),
         ({"devices_per_slice": 2.0}, "devices_per_slice is 2.0"),
         ({"devices_per_slice": 3, "hosts_per_slice": 2}, "cannot be shared out evenly to 2 hosts"),
+        ({"slices": 4097, "devices_per_slice": 1}, "more than the 4096 devices"),
         ({"num_elastic_instances": -1}, "num_elastic_instances is -1"),
         ({"hang_after_s": 0}, "hang_after_s is 0"),
         ({"reconnect_s": float("nan")}, "reconnect_s is nan"),

@@ -102,6 +102,12 @@ def test_a_home_that_is_a_file_is_refused(tmp_path):
         Home(tmp_path / "file")
 
 
+@pytest.mark.parametrize("path", ["/" + "long" * 100, "~no such user/x", "a\0b"])
+def test_a_home_that_cannot_be_is_refused(path):
+    with pytest.raises(UsageError, match="cannot be a home"):
+        Home(path)
+
+
 def test_a_wrong_name_is_refused(home):
     with pytest.raises(UsageError, match="cannot be the name"):
         home.claim("../out")

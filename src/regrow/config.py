@@ -17,6 +17,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Longest path of a Unix socket that Linux takes."""
 
+MAX_DEVICES: Final = 4096
+"""Most devices of a cluster: the compiler makes a client with all of them."""
+
 DEFAULT_HOST: Final = "127.0.0.1"
 IN_HOME: Final = "in the home"
 """Stands for the directory of a home where compiled programs are kept."""
@@ -175,6 +178,11 @@ class HeadConfig:
             raise UsageError(
                 f"{self.devices_per_slice} devices per slice cannot be shared out evenly to "
                 f"{self.hosts_per_slice} hosts per slice"
+            )
+        if self.slices * self.devices_per_slice > MAX_DEVICES:
+            raise UsageError(
+                f"{self.slices} slices of {self.devices_per_slice} devices are more than the "
+                f"{MAX_DEVICES} devices that a cluster may have"
             )
         elastic = self.num_elastic_instances
         if elastic is not None and (type(elastic) is not int or elastic < 0):

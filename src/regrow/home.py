@@ -128,12 +128,18 @@ class Home:
             path: Its directory; default: REGROW_HOME, or ~/.regrow.
 
         Raises:
-            UsageError: If it is no directory.
+            UsageError: If it is no directory, and cannot be one.
         """
-        self.path = (
-            Path(path or os.environ.get(HOME_VARIABLE) or "~/.regrow").expanduser().resolve()
-        )
-        if self.path.exists() and not self.path.is_dir():
+        given = Path(path or os.environ.get(HOME_VARIABLE) or "~/.regrow")
+        try:
+            self.path = given.expanduser().resolve()
+            is_something_else = self.path.exists() and not self.path.is_dir()
+        # `expanduser` raises RuntimeError for a user that there is not, `resolve` for a loop of links.
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"{given} cannot be a home: {error}; {HOME_VARIABLE} names a directory"
+            ) from None
+        if is_something_else:
             raise UsageError(
                 f"{self.path} is no directory, and so no home: {HOME_VARIABLE} names a directory"
             )

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 
 import pytest
 
-from regrow.cli.report import EventReporter, count, healthy_line, since_start_s
+from regrow.cli.report import EventReporter, count, healthy_line, say, since_start_s
 from regrow.cli.status import duration
 from regrow.config import HeadConfig
 from regrow.head.control import make_event
@@ -62,6 +63,12 @@ def test_clients_are_told_only_when_asked_for(lines, verbose):
 
 def test_an_event_of_a_later_version_is_let_pass(lines):
     EventReporter().report(make_event("something_new"))
+    assert lines() == []
+
+
+def test_without_a_standard_error_nothing_is_said(lines, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    say("standard output belongs to the script")
     assert lines() == []
 
 

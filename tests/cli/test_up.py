@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -148,8 +149,14 @@ def test_there_is_nothing_to_ask(regrow, one_line):
 def test_a_home_that_is_a_file_is_one_line(regrow, one_line, tmp_path):
     (tmp_path / "file").touch()
     regrow.environ["REGROW_HOME"] = str(tmp_path / "file")
-    for command in ("up", "status", "doctor"):
-        assert "file is no directory, and so no home" in one_line(regrow(command), 2)
+    for command in (["up"], ["up", "--detach"], ["status"], ["doctor"]):
+        assert "file is no directory, and so no home" in one_line(regrow(*command), 2)
+
+
+def test_output_that_cannot_be_written_is_one_line(regrow):
+    with Path("/dev/full").open("w") as full, regrow.start("env", stdout=full) as process:
+        assert process.stderr.read() == "regrow: [Errno 28] No space left on device\n"
+    assert process.returncode == 1
 
 
 def test_a_ctrl_c_while_the_command_is_being_imported():

@@ -76,10 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(str(error), CLUSTER_STATUS)
     except RegrowError as error:
         return complain(str(error), 1)
-    except BrokenPipeError:
-        # Whoever read our output has had enough; Python must not complain about it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        # What cannot be written now cannot at the end either, when Python tries it again.
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever reads our output may have had enough of it.
+        return 1 if isinstance(error, BrokenPipeError) else complain(str(error), 1)
     return status if isinstance(status, int) else 0
 
 

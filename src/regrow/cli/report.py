@@ -18,7 +18,8 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 def say(text: str) -> None:
     """Prints a line about the cluster; standard output belongs to the script."""
-    print(f"regrow: {text}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # Else `print` would take it to standard output.
+        print(f"regrow: {text}", file=sys.stderr, flush=True)
 
 
 def since_start_s() -> float:

@@ -66,8 +66,8 @@ def supervise(
         ready_fd: Where to write how the start went; None: tell the user.
         purpose: The command that it is started by.
     """
-    home = Home()
     try:
+        home = Home()
         with (
             adopted_reaped(),
             start_cluster(options, home=home, name=name, stem="up", purpose=purpose) as supervisor,
