@@ -324,6 +324,21 @@ def test_arrays_of_host_buffers() -> None:
     run(main)
 
 
+def test_host_buffers_for_a_lost_slice_are_not_kept() -> None:
+    async def main(world: World) -> None:
+        client = Client(world)
+        lost = world.lose(0)
+        shards = [((0,), [1, 2]), ((1,), [3, 4])]
+        request = many(client, [((4,), tiled((0, 2), (2,)), shards)])
+        request.make_arrays_from_host_buffer_shards_request.array_handles.append(1)
+        client.give(request)
+        status = (await client.answer()).response_metadata.status
+        assert (status.code, status.message) == (Code.DATA_LOSS, lost.message)
+        assert not client.session._tables.host_buffers
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("places", "text"),
     [

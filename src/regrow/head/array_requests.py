@@ -34,13 +34,12 @@ class ArrayRequests:
 
     def make_array_from_host_buffer_request(self, body: Any) -> Any:
         """A host buffer becomes an array."""
-        memory = self._take(body.host_buffer_handle, body.dtype.kind, body.shape.dims)
+        handle, kind, dims = body.host_buffer_handle, body.dtype.kind, body.shape.dims
+        memory = _take(self._tables.host_buffers, handle, kind, dims)
         if memory is None:
             return None
         strides = tuple(body.byte_strides.strides) if body.HasField("byte_strides") else None
-        array = self._placed(
-            memory, body.dtype.kind, body.shape.dims, strides, shardings.parse(body.sharding)
-        )
+        array = self._placed(memory, kind, dims, strides, shardings.parse(body.sharding))
         handle = body.array_handle or self._tables.handle()
         self._tables.arrays[handle] = array
         response = proxy.IfrtResponse()
@@ -56,21 +55,24 @@ class ArrayRequests:
         ]
         if any(not self._there(*buffer) for buffer in wanted):
             return None
+        # All of them at once: whatever fails below, none of them is asked for again.
+        there = self._tables.host_buffers
+        taken = {handle: there.pop(handle) for handle, *_ in wanted if handle in there}
         handles = body.array_handles or [self._tables.handle() for _ in body.specs]
         response = proxy.IfrtResponse()
         made = response.make_arrays_from_host_buffer_shards_response
         for handle, spec in pairs(handles, body.specs, "handles and specs of arrays"):
-            self._tables.arrays[handle] = self._from_shards(spec)
+            self._tables.arrays[handle] = self._from_shards(spec, taken)
             made.array_handles.append(handle)
         return response
 
-    def _from_shards(self, spec: Any) -> Array:
+    def _from_shards(self, spec: Any, host_buffers: dict[int, Any]) -> Array:
         sharding = shardings.parse(spec.array_spec.sharding)
         pieces: list[Piece | None] = [None] * len(sharding.devices)
         places = spec.addressable_shard_indices
         for indices, buffer in pairs(places, spec.host_buffers, "places and host buffers"):
             kind, dims = buffer.dtype.kind, tuple(buffer.shape.dims)
-            memory = self._take(buffer.host_buffer_handle, kind, dims)
+            memory = _take(host_buffers, buffer.host_buffer_handle, kind, dims)
             if memory is None:
                 raise malformed(f"host buffer {buffer.host_buffer_handle} is used twice")
             strides = (
@@ -94,14 +96,6 @@ class ArrayRequests:
 
     def _there(self, handle: int, kind: int, dims: Any) -> bool:
         return handle in self._tables.host_buffers or _is_empty(kind, dims)
-
-    def _take(self, handle: int, kind: int, dims: Any) -> Memory | None:
-        memory: Memory | StatusError | None = self._tables.host_buffers.pop(handle, None)
-        if isinstance(memory, StatusError):
-            raise memory.fresh()
-        if memory is None and _is_empty(kind, dims):
-            return b""
-        return memory
 
     def _placed(
         self,
@@ -345,6 +339,15 @@ class ArrayRequests:
         response = proxy.IfrtResponse()
         response.get_default_layout_response.serialized_pjrt_layout = text.encode()
         return response
+
+
+def _take(host_buffers: dict[int, Any], handle: int, kind: int, dims: Any) -> Memory | None:
+    memory: Memory | StatusError | None = host_buffers.pop(handle, None)
+    if isinstance(memory, StatusError):
+        raise memory.fresh()
+    if memory is None and _is_empty(kind, dims):
+        return b""
+    return memory
 
 
 def _is_empty(kind: int, dims: Any) -> bool:
