@@ -457,3 +457,24 @@ def test_a_forked_child_that_uses_jax_does_not_disturb_its_parent(
     done = python("-W", "ignore", "-c", textwrap.dedent(FORKING), variables=cluster.env)
     assert done.stdout == "parent 8.0\n", done.stderr
     assert done.returncode == 0
+
+
+def test_many_arrays_at_once_do_not_take_a_thread_each(cluster: regrow.LocalCluster) -> None:
+    process = start(
+        cluster,
+        """
+        import os
+        import jax
+        import numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        mesh = Mesh(np.array(jax.devices()), ("x",))
+        sharding = NamedSharding(mesh, PartitionSpec("x"))
+        arrays = [jax.device_put(np.full(1 << 16, k, np.float32), sharding) for k in range(600)]
+        assert [float(array[-1]) for array in arrays[::50]] == list(range(0, 600, 50))
+        print(len(os.listdir("/proc/self/task")))
+        """,
+    )
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert int(output) < 1000  # 2400 shards were sent.
