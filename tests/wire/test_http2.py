@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import hpack
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from regrow.errors import ProtocolError
 from regrow.wire import frames
 from regrow.wire.headers import HeaderDecoder, encode
-from regrow.wire.http2 import Limits
+from regrow.wire.http2 import Connection, Limits
 from regrow.wire.streams import Stream
 
 TRAILERS = encode([(b"grpc-status", b"0")])
@@ -669,3 +671,19 @@ def test_the_cache_of_header_runs_is_bounded() -> None:
 def test_encode_reads_back() -> None:
     pairs = [(b"a", b"b" * 126), (b"c" * 200, b"d" * 5000)]
     assert list(hpack.Decoder(1 << 16).decode(encode(pairs), raw=True)) == pairs
+
+
+def test_a_lost_connection_keeps_no_memory_until_garbage_is_collected() -> None:
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            # Whoever owns it is known to it, and knows it.
+            owner: list[Connection] = []
+            owner.append(Connection(Recorders().accept, owner.clear))
+            owner[0].lost()
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+        gc.enable()

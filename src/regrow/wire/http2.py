@@ -116,6 +116,11 @@ class Connection:
         streams = list(self.control.streams.values())
         self.control.streams.clear()
         self._stream = None
+        # It is part of a cycle, which may lie about for long: the head seldom looks for garbage.
+        self._ring = bytearray()
+        self._view = memoryview(self._ring)
+        self._whole = [self._view]
+        self._position = self._have = self._left = 0
         self.outbox.lost()
         for stream in streams:
             stream.break_off()
