@@ -319,7 +319,16 @@ def test_wrong_options_start_nothing(own_home):
             LocalCluster(**wrong)
     with pytest.raises(UsageError, match="cannot be the name"):
         LocalCluster(name="a/b")
+    with pytest.raises(UsageError, match="'1' is no timeout"):
+        LocalCluster(start_timeout_s="1")
     assert left(own_home) == []
+
+
+@pytest.mark.parametrize("timeout_s", ["5", -1, float("nan"), float("inf"), True])
+def test_what_is_no_timeout_is_refused(cluster, timeout_s):
+    for wait in (cluster.wait_healthy, cluster.wait_client):
+        with pytest.raises(UsageError, match="is no timeout"):
+            wait(timeout_s)
 
 
 def test_a_name_that_is_taken(own_home):

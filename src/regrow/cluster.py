@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, final
 
 from regrow.client import Settings, ends_here, environ
-from regrow.config import IN_HOME, ClusterOptions, HeadConfig
+from regrow.config import IN_HOME, ClusterOptions, HeadConfig, check_timeout
 from regrow.control import Method, request
 from regrow.errors import ClusterError, NoClusterError
 from regrow.home import CLUSTER_VARIABLE, HOME_VARIABLE, ClusterState, Home
@@ -192,6 +192,7 @@ class LocalCluster:
             TypeError: If there is no such option.
         """
         _check_options(options)
+        check_timeout(start_timeout_s)
         wanted = ClusterOptions(
             slices=slices,
             devices_per_slice=devices_per_slice,
@@ -324,17 +325,19 @@ class LocalCluster:
         """Waits until every slice is up.
 
         Raises:
+            UsageError: If that is no time.
             WaitTimeout: If they are not at the deadline; says which.
         """
-        self._call("wait_healthy", timeout_s=timeout_s)
+        self._call("wait_healthy", timeout_s=check_timeout(timeout_s))
 
     def wait_client(self, timeout_s: float = START_DEADLINE_S) -> None:
         """Waits until a client has connected.
 
         Raises:
+            UsageError: If that is no time.
             WaitTimeout: If none has at the deadline.
         """
-        self._call("wait_client", timeout_s=timeout_s)
+        self._call("wait_client", timeout_s=check_timeout(timeout_s))
 
     def _act(self, method: Literal["kill", "stop", "cont", "restore"], index: int) -> None:
         self._call(method, timeout_s=_ACT_DEADLINE_S, index=index)

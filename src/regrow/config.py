@@ -42,6 +42,17 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_timeout(timeout_s: float) -> float:
+    """Returns `timeout_s` if it can be how long something may take.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    if not _is_number(timeout_s) or timeout_s < 0:
+        raise UsageError(f"{timeout_s!r} is no timeout; it must be a number of seconds from 0 up")
+    return timeout_s
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class TcpConfig:
