@@ -15,6 +15,7 @@
     ├── UnsupportedError      this jax, jaxlib or machine lacks something that is needed
     ├── LaunchError           a host process could not be started
     ├── SnapshotError         no snapshot of a training state can be loaded; also a RuntimeError
+    ├── CloudApiError         what the Cloud TPU API answers when it refuses a request
     └── StatusError           what a JAX client sees: a canonical code and a message
         └── SliceLostError    always code DATA_LOSS; begins "slice N"
 
@@ -27,7 +28,8 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Final, Self, final
+from collections.abc import Sequence
+from typing import Any, Final, Self, final
 
 
 class Code(enum.IntEnum):
@@ -154,6 +156,22 @@ class LaunchError(RegrowError):
 
 class SnapshotError(RegrowError, RuntimeError):
     """There is no snapshot of a training state, or nothing of it is left."""
+
+
+class CloudApiError(RegrowError):
+    """The Cloud TPU API refuses a request.
+
+    Attributes:
+        code: The canonical code.
+        message: What the API says.
+        details: More about it, each with its "@type".
+    """
+
+    def __init__(self, code: Code, message: str, details: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+        self.message = message
+        self.details = tuple(details)
 
 
 class StatusError(RegrowError):

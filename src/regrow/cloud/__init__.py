@@ -1,0 +1,1 @@
+"""A Cloud TPU control plane for one machine: its model, its state machine, its server and hosts."""
