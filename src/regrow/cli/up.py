@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
 import selectors
 import signal
-import sys
-import time
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from regrow import errors
+from regrow.cli.detach import hand_over, hand_over_error, start_detached
 from regrow.cli.options import cluster_options, tcp_options, to_cluster_options
 from regrow.cli.report import EventReporter, healthy_line, say
 from regrow.cli.signals import SignalQueue
 from regrow.cluster import complete_state, start_cluster
 from regrow.config import ClusterOptions
-from regrow.control import ControlConnection, error_from_json, error_to_json
-from regrow.errors import ClusterError, ClusterStartError, RegrowError
+from regrow.control import ControlConnection
+from regrow.errors import ClusterError, RegrowError
 from regrow.home import ClusterState, Home
-from regrow.processes import RUN_MARK, Child, adopted_reaped, python_argv, spawn
+from regrow.processes import adopted_reaped
 from regrow.supervise import Supervisor
 
 NOT_ELASTIC_STATUS: Final = 4
@@ -45,7 +39,7 @@ def command(
     """
     options = to_cluster_options(values)
     if detach:
-        return _detach(start_timeout_s)
+        return start_detached("cluster", start_timeout_s)
     return supervise(options, name, start_timeout_s, ready_fd, purpose="regrow up")
 
 
@@ -82,8 +76,7 @@ def supervise(
     except RegrowError as error:
         if ready_fd is None:
             raise
-        os.write(ready_fd, json.dumps({"error": error_to_json(error)}).encode())
-        return 1
+        return hand_over_error(ready_fd, error)
 
 
 def _tell(supervisor: Supervisor, state: ClusterState) -> None:
@@ -106,18 +99,8 @@ def how_to_connect(state: ClusterState) -> list[str]:
 
 
 def _hand_over(ready_fd: int, supervisor: Supervisor, state: ClusterState) -> None:
-    """Lets go of whoever waits for the start, and of the terminal."""
     lines = [healthy_line(supervisor.config), *how_to_connect(state)]
-    log = os.open(
-        Path(supervisor.config.log_dir, "supervisor.log"),
-        os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-        0o600,
-    )
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    os.write(ready_fd, json.dumps({"lines": lines}).encode())
-    os.close(ready_fd)
+    hand_over(ready_fd, lines, Path(supervisor.config.log_dir, "supervisor.log"))
 
 
 def _watch(supervisor: Supervisor) -> int:
@@ -165,44 +148,3 @@ def _ended(supervisor: Supervisor) -> int:
     if cause == "exit status 0":
         return 0
     raise ClusterError(f"the head has died: {cause}{supervisor.last_words()}")
-
-
-def _detach(start_timeout_s: float) -> int:
-    """Starts this command again, in a session of its own, and waits until the cluster is up."""
-    reader, writer = os.pipe()
-    arguments = [word for word in sys.argv[1:] if word != "--detach"]
-    environ = {name: value for name, value in os.environ.items() if name != RUN_MARK}
-    with contextlib.ExitStack() as stack:
-        nowhere = stack.enter_context(Path(os.devnull).open("wb"))
-        argv = python_argv("regrow", *arguments, "--ready-fd", str(writer))
-        supervisor = Child(spawn(argv, environ, output=nowhere.fileno(), keep=[writer]))
-    os.close(writer)
-    try:
-        answer = _read_all(reader, start_timeout_s + 10)
-    except BaseException:
-        supervisor.send(signal.SIGTERM)
-        raise
-    if "error" in answer:
-        supervisor.wait(10)
-        raise error_from_json(answer["error"])
-    for line in answer["lines"]:
-        say(line)
-    return 0
-
-
-def _read_all(reader: int, timeout_s: float) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout_s
-    text = b""
-    with os.fdopen(reader, "rb", buffering=0) as pipe:
-        while True:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise errors.WaitTimeout("the detached cluster to be up", timeout_s)
-            chunk = pipe.read(1 << 16)
-            if not chunk:
-                break
-            text += chunk
-    if not text:
-        raise ClusterStartError("the detached supervisor died before the cluster was up")
-    answer: dict[str, Any] = json.loads(text)
-    return answer
