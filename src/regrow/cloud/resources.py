@@ -222,6 +222,7 @@ class Node(Granted):
         up: Whether the hosts of this boot are up.
         down: Whether the hosts have obeyed the power OFF or GONE.
         run_script: Whether the startup script may run: a replaced slice waits for the others.
+        rejoining: Whether the other slices have been reset for it, and it waits for them.
         notice: Of what its hosts are warned.
         holds_capacity: Whether its chips are taken from the pool.
         pool: From which reservation they are taken; None: the zone's free capacity.
@@ -248,6 +249,7 @@ class Node(Granted):
     up: bool = False
     down: bool = False
     run_script: bool = True
+    rejoining: bool = False
     notice: Notice = ""
     holds_capacity: bool = False
     pool: str | None = None

@@ -304,7 +304,8 @@ class TestRepair:
         assert not failed.run_script, "it waits for the others"
         world.obey()
         world.wait(STEP * 2)
-        assert world.states("q") == ["RESTARTING", "READY", "RESTARTING"]
+        assert world.states("q") == ["RESTARTING", "REPAIRING", "RESTARTING"]
+        assert not failed.run_script, "it waits until nothing of the old job runs"
         world.settle()
         assert world.states("q") == ["READY"] * 3
         assert world.queued("q").state is QueuedState.ACTIVE

@@ -132,16 +132,25 @@ class Queue:
             queued.preempt_at = self._slices.chance(nodes[0].uid, now)
 
     def _rejoin(self, queued: QueuedResource, now: float) -> None:
-        """After the repair of some slices all the others are reset, and all begin together."""
+        """After the repair of some slices all the others are reset, and then all are ready.
+
+        A new slice runs its startup script when the others have been reset: before, it would meet
+        what runs there of the job that has failed.
+        """
         nodes = self._tables.live_nodes_of(queued)
         repaired = [node for node in nodes if node.state is NodeState.REPAIRING]
         if not repaired or not all(node.up and _is_over(node.due_at, now) for node in repaired):
             return
-        for node in nodes:
-            if node.state in {NodeState.READY, NodeState.RESTARTING}:
-                self._slices.restart(node, now)
-        for node in repaired:
-            self._slices.ready(node, now)
+        if not all(node.rejoining for node in repaired):
+            for node in nodes:
+                if node.state in {NodeState.READY, NodeState.RESTARTING}:
+                    self._slices.restart(node, now)
+            for node in repaired:
+                node.rejoining = True
+                self._tables.touch(node)
+        elif not any(node.state is NodeState.RESTARTING for node in nodes):
+            for node in repaired:
+                self._slices.ready(node, now)
 
     # --- the queue ---
 

@@ -38,7 +38,7 @@ class Slices:
 
     def _power_on(self, node: Node, state: NodeState, now: float) -> None:
         node.state, node.power, node.notice = state, Power.ON, ""
-        node.up = node.down = False
+        node.up = node.down = node.rejoining = False
         node.health = Health.UNSPECIFIED
         node.due_at = now + self._config.step_s
         node.start_by = now + self._config.start_deadline_s
@@ -49,7 +49,7 @@ class Slices:
         fresh, node.was_ready = not node.was_ready, True
         node.state, node.health, node.run_script = NodeState.READY, Health.HEALTHY, True
         node.due_at = node.start_by = None
-        node.failures, node.trouble = 0, ""
+        node.failures, node.trouble, node.rejoining = 0, "", False
         if fresh and node.queued is None and node.tier.preemptible:
             node.preempt_at = self.chance(node.uid, now)
         self._tables.touch(node)
