@@ -1,0 +1,1 @@
+"""The hosts of the local Cloud TPU: real processes, or none."""

@@ -1,0 +1,1 @@
+"""The REST server of the local Cloud TPU."""
