@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from typing import Any, Final
 
+from regrow.cloud.hosts.slice_hosts import end_left
 from regrow.cloud.server.admin import ADMIN_PREFIX
 from regrow.cloud.server.state_dir import ServerState, StateDir
 from regrow.errors import CloudApiError, Code, NoClusterError, WaitTimeout
@@ -48,10 +49,16 @@ def end(state_dir: StateDir, timeout_s: float) -> ServerState:
     """Ends the local server and all its hosts; what it knows is kept.
 
     Raises:
-        NoClusterError: If none runs.
+        NoClusterError: If none runs; hosts that a dead one has left have been ended then.
         WaitTimeout: If it has not ended in time.
     """
-    server = state_dir.server()
+    try:
+        server = state_dir.server()
+    except NoClusterError:
+        if state_dir.path.is_dir():
+            with state_dir.locked():
+                end_left(state_dir.path)
+        raise
     os.kill(server.process.pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while server.process.alive():

@@ -6,19 +6,16 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, final
+from typing import final
 
 from regrow.cloud.config import CloudConfig
 from regrow.cloud.hosts.addresses import METADATA_PORT, AddressBlock
 from regrow.cloud.hosts.metadata import environ_of, tree_of
 from regrow.cloud.hosts.slice_hosts import SliceHosts
-from regrow.cloud.hosts.spec import GUEST_FILE, SERVER_FILE, HostSpec
+from regrow.cloud.hosts.spec import GUEST_FILE, HOSTS_DIR, LOGS_DIR, SERVER_FILE, HostSpec
 from regrow.cloud.machine import Change, Event, HostsFailed, HostsLost, HostsUp
 from regrow.cloud.names import base
 from regrow.cloud.resources import Node, NodeState, Power
-
-_HOSTS: Final = "hosts"
-_LOGS: Final = "logs"
 
 
 @final
@@ -91,7 +88,7 @@ class LocalFleet:
     def _hosts_of(self, node: Node) -> SliceHosts:
         hosts = self._slices.get(node.name)
         if hosts is None:
-            directory = self._state_dir / _HOSTS / str(node.uid)
+            directory = self._state_dir / HOSTS_DIR / str(node.uid)
             hosts = self._slices[node.name] = SliceHosts(node.uid, directory, self._tell)
         return hosts
 
@@ -115,8 +112,8 @@ class LocalFleet:
 
     def _specs_of(self, node: Node) -> list[HostSpec]:
         config = self._config()
-        directory = self._state_dir / _HOSTS / str(node.uid) / str(node.incarnation)
-        logs = self._state_dir / _LOGS / f"{node.uid}-{base(node.name)}"
+        directory = self._state_dir / HOSTS_DIR / str(node.uid) / str(node.incarnation)
+        logs = self._state_dir / LOGS_DIR / f"{node.uid}-{base(node.name)}"
         first = self._first_of_slice_0(node)
         specs = []
         for worker in range(node.accelerator.hosts):
@@ -160,7 +157,7 @@ class LocalFleet:
 
     def guest_attributes(self, node: Node, worker: int) -> dict[str, dict[str, str]]:
         """What a host has written through its metadata server."""
-        directory = self._state_dir / _HOSTS / str(node.uid) / str(node.incarnation)
+        directory = self._state_dir / HOSTS_DIR / str(node.uid) / str(node.incarnation)
         try:
             text = (directory / str(worker) / GUEST_FILE).read_text(encoding="utf-8")
             attributes: dict[str, dict[str, str]] = json.loads(text)

@@ -21,6 +21,8 @@ from typing import Any, Final, final
 
 from regrow.processes import ProcessId
 
+HOSTS_DIR: Final = "hosts"
+LOGS_DIR: Final = "logs"
 HOST_FILE: Final = "host.json"
 AGENT_FILE: Final = "agent.json"
 GUEST_FILE: Final = "guest-attributes.json"

@@ -128,7 +128,8 @@ class Renderer:
                 "state": node.state.value,
                 "health": node.health.value,
                 "createTime": format_time(node.created_at),
-                "apiVersion": {"v2": "V2", "v2alpha1": "V2_ALPHA1"}[node.api_version],
+                # v2alpha1 has no word for v2.
+                "apiVersion": "V2" if version == node.api_version == "v2" else "V2_ALPHA1",
                 "networkEndpoints": self._endpoints(node, accelerator),
                 "multisliceNode": node.slices > 1,
             }
