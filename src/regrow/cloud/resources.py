@@ -1,6 +1,7 @@
 """What the control plane remembers: queued resources, nodes and operations.
 
-A record is plain data: `dataclasses.asdict` of it is JSON, and `from_doc` reads that again.
+A record is plain data: `to_doc` of it is JSON, and `from_doc` reads that again. What a field holds is
+replaced, never changed in place.
 Times are seconds since 1970.
 """
 
@@ -113,8 +114,12 @@ class Record:
         return Place.of(self.name)
 
     def to_doc(self) -> dict[str, Any]:
-        """As JSON."""
-        return dataclasses.asdict(self)
+        """As JSON; the values are shared, not copied."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+
+    def times(self) -> tuple[float | None, ...]:
+        """When something may be due by the clock alone."""
+        return (self.due_at,)
 
     @classmethod
     def from_doc(cls, doc: dict[str, Any]) -> Self:
@@ -188,6 +193,10 @@ class QueuedResource(Granted):
     preempt_at: float | None = None
     held: bool = False
 
+    def times(self) -> tuple[float | None, ...]:
+        """When something may be due by the clock alone."""
+        return (self.due_at, self.preempt_at, self.valid_after, self.valid_until)
+
     @property
     def chips(self) -> int:
         """Chips of all its slices."""
@@ -260,6 +269,10 @@ class Node(Granted):
     health: Health = Health.UNSPECIFIED
     trouble: str = ""
     first_host: int = 0
+
+    def times(self) -> tuple[float | None, ...]:
+        """When something may be due by the clock alone."""
+        return (self.due_at, self.start_by, self.preempt_at)
 
     @property
     def chips(self) -> int:

@@ -7,7 +7,19 @@ import sys
 
 import pytest
 
+from regrow.cloud.server import access
 from regrow.cloud.server.access import is_loopback, refusal, user_of
+
+
+@pytest.fixture(autouse=True, params=["kernel", "table"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of knowing a peer give the same answers."""
+    if request.param == "table":
+        monkeypatch.setattr(access, "_ask_the_kernel", _no_such_interface)
+
+
+def _no_such_interface(*_: object) -> None:
+    raise OSError("no such interface")
 
 
 def test_the_kernel_knows_who_asks() -> None:
@@ -16,13 +28,14 @@ def test_the_kernel_knows_who_asks() -> None:
             client = socket.create_connection(server.getsockname()[:2])
             accepted, peer = server.accept()
             with accepted:
-                assert user_of(peer[:2]) == os.getuid()
-                assert refusal(peer[:2], {}, "secret") is None
+                ends = (peer[:2], accepted.getsockname()[:2])
+                assert user_of(*ends) == os.getuid()
+                assert refusal(*ends, {}, "secret") is None
                 # A socket that was let go of is shown as root's; it must not pass for root.
                 accepted.send(b"x")
                 client.close()
-                assert user_of(peer[:2]) is None
-                assert "token" in str(refusal(peer[:2], {}, "secret"))
+                assert user_of(*ends) is None
+                assert "token" in str(refusal(*ends, {}, "secret"))
 
 
 def test_a_client_of_the_other_kind_of_socket() -> None:
@@ -31,18 +44,21 @@ def test_a_client_of_the_other_kind_of_socket() -> None:
         listener.bind(("::", 0))
         listener.listen()
         with socket.socket(socket.AF_INET6) as client:
-            client.connect(("::ffff:127.0.0.1", listener.getsockname()[1]))
+            server = ("127.0.0.1", listener.getsockname()[1])
+            client.connect((f"::ffff:{server[0]}", server[1]))
             port = client.getsockname()[1]
-            assert user_of(("127.0.0.1", port)) == os.getuid()
+            assert user_of(("127.0.0.1", port), server) == os.getuid()
 
 
 def test_strangers() -> None:
-    assert user_of(("192.0.2.1", 80)) is None
-    assert "token" in str(refusal(("192.0.2.1", 80), {}, "secret"))
-    assert refusal(("192.0.2.1", 80), {"authorization": "Bearer secret"}, "secret") is None
-    assert refusal(None, {"authorization": "bearer secret"}, "secret") is None
-    assert refusal(None, {"authorization": "Bearer wrong"}, "secret") is not None
-    assert refusal(None, {"authorization": "Bearer \xff"}, "secret") is not None
+    own = ("127.0.0.1", 80)
+    assert user_of(("192.0.2.1", 80), own) is None
+    assert user_of(("127.0.0.1", 1), own) is None
+    assert "token" in str(refusal(("192.0.2.1", 80), own, {}, "secret"))
+    assert refusal(("192.0.2.1", 80), own, {"authorization": "Bearer secret"}, "secret") is None
+    assert refusal(None, own, {"authorization": "bearer secret"}, "secret") is None
+    assert refusal(None, own, {"authorization": "Bearer wrong"}, "secret") is not None
+    assert refusal(None, own, {"authorization": "Bearer \xff"}, "secret") is not None
     assert is_loopback("127.1.2.3")
     assert not is_loopback("example.org")
 
@@ -61,5 +77,6 @@ def test_another_user_of_this_machine() -> None:
         with client:
             accepted, peer = server.accept()
             with accepted:
-                assert user_of(peer) == 65534
-                assert "other users" in str(refusal(peer, {}, "secret"))
+                own = accepted.getsockname()
+                assert user_of(peer, own) == 65534
+                assert "other users" in str(refusal(peer, own, {}, "secret"))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, final
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar, final
 
 from regrow.cloud.config import CloudConfig
 from regrow.cloud.machine.capacity import Capacity
 from regrow.cloud.machine.events import Event, HostsDown, HostsFailed, HostsLost, HostsUp
 from regrow.cloud.machine.operations import Operations
-from regrow.cloud.machine.queue import NOT_SERVED, Queue
+from regrow.cloud.machine.queue import Queue
 from regrow.cloud.machine.slices import Slices
 from regrow.cloud.machine.tables import Tables
-from regrow.cloud.resources import AnyRecord, ApiVersion, Await, Node, NodeState, Operation, Power
+from regrow.cloud.resources import (
+    AnyRecord,
+    ApiVersion,
+    Await,
+    Node,
+    NodeState,
+    Operation,
+    Power,
+    QueuedResource,
+)
 from regrow.errors import Code
 
 _MOST_STEPS: Final = 100
+_Record = TypeVar("_Record", Node, QueuedResource)
 
 
 @final
@@ -61,8 +71,9 @@ class Core:
 
     def handle(self, events: Iterable[Event], now: float) -> None:
         """Takes in what the hosts did. News of a former incarnation or boot is dropped."""
+        nodes = {node.uid: node for node in self.tables.nodes.values()}
         for event in events:
-            node = next((n for n in self.tables.nodes.values() if n.uid == event.uid), None)
+            node = nodes.get(event.uid)
             if node is None or (node.incarnation, node.boot) != (event.incarnation, event.boot):
                 continue
             match event:
@@ -114,38 +125,40 @@ class Core:
             raise AssertionError("the control plane does not come to rest")
 
     def _step(self, now: float) -> None:
-        for node in list(self.tables.nodes.values()):
+        for node in self._restless(Node, now):
             if node.start_by is not None and now >= node.start_by and not node.up:
                 self._failed(node, "its hosts were not up in time", now)
             if node.preempt_at is not None and now >= node.preempt_at:
                 self.slices.warn(node, "preemption", now)
             self.slices.advance(node, now)
-        self._settle_alone(now)
-        for queued in list(self.tables.queued.values()):
+            if node.queued is not None:
+                # What a slice waits for may be all that its queued resource waits for.
+                self.tables.restless[QueuedResource.kind][node.queued] = None
+            elif node.state is NodeState.REPAIRING and node.up and _is_due(node, now):
+                self.slices.ready(node, now)
+        for queued in self._restless(QueuedResource, now):
             self.queue.advance(queued, now)
         self.queue.serve(now)
-        for operation in list(self.tables.operations.values()):
+        for operation in list(self.tables.open_operations()):
             self.operations.advance(operation, now)
         self.operations.forget_old(now)
 
-    def _settle_alone(self, now: float) -> None:
-        """Nodes of their own are back from repair as soon as they are up."""
-        for node in self.tables.nodes.values():
-            due = node.due_at is None or now >= node.due_at
-            if node.queued is None and node.state is NodeState.REPAIRING and node.up and due:
-                self.slices.ready(node, now)
+    def _restless(self, kind: type[_Record], now: float) -> Iterator[_Record]:
+        """Those records of a kind whose next step may be due, each until it only waits for news."""
+        for record in self.tables.take_restless(kind.kind):
+            assert isinstance(record, kind)
+            yield record
+            if any(at is not None and at > now for at in record.times()):
+                self.tables.restless[kind.kind][record.name] = None
 
     def deadline(self, now: float) -> float | None:
         """When `tick` has to be called next, if nothing else happens; None: never."""
-        times: list[float | None] = []
-        for node in self.tables.nodes.values():
-            times += (node.due_at, node.start_by, node.preempt_at)
-        for queued in self.tables.queued.values():
-            times += (queued.due_at, queued.preempt_at)
-            if queued.state in NOT_SERVED:
-                times += (queued.valid_after, queued.valid_until)
-        times += (one.due_at for one in self.tables.operations.values())
+        times = (at for one in self.tables.still_restless() for at in one.times())
         return min((at for at in times if at is not None and at > now), default=None)
+
+
+def _is_due(node: Node, now: float) -> bool:
+    return node.due_at is None or now >= node.due_at
 
 
 def _after_loss(state: NodeState) -> NodeState:

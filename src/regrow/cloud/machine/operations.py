@@ -22,6 +22,7 @@ from regrow.errors import Code
 
 _KEPT_S: Final = 3600.0
 _MOST_KEPT: Final = 4096
+_FORGET_EVERY_S: Final = 60.0
 
 
 @final
@@ -31,6 +32,7 @@ class Operations:
     def __init__(self, config: CloudConfig, tables: Tables) -> None:
         self._config = config
         self._tables = tables
+        self._forget_at = 0.0
 
     def begin(
         self,
@@ -128,7 +130,10 @@ class Operations:
         return all(node.state in {NodeState.READY, NodeState.STOPPED} for node in nodes)
 
     def forget_old(self, now: float) -> None:
-        """Removes operations that ended long ago."""
+        """Removes operations that ended long ago; looks for them now and then."""
+        if now < self._forget_at:
+            return
+        self._forget_at = now + _FORGET_EVERY_S
         ended = [one for one in self._tables.operations.values() if one.ended_at is not None]
         surplus = len(ended) - _MOST_KEPT
         for number, operation in enumerate(ended):

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from regrow.cloud.accelerators import Accelerator
-from regrow.cloud.resources import GONE_STATES, AnyRecord, Node, Operation, QueuedResource
+from regrow.cloud.resources import (
+    GONE_STATES,
+    KINDS,
+    AnyRecord,
+    Node,
+    Operation,
+    QueuedResource,
+)
 
 
 @final
@@ -29,6 +36,8 @@ class Tables:
         nodes: Nodes.
         operations: Operations.
         version: Grows with every change.
+        restless: Names of the nodes, queued resources and operations whose next step may be due: those
+            that have changed, and those that wait for a time to come.
     """
 
     def __init__(self, records: Iterable[AnyRecord], last_seq: int = 0) -> None:
@@ -36,20 +45,25 @@ class Tables:
         self.nodes: dict[str, Node] = {}
         self.operations: dict[str, Operation] = {}
         self.version = 0
+        self.restless: dict[str, dict[str, None]] = {kind: {} for kind in KINDS}
         self.last_seq = last_seq
         self._changed: dict[tuple[str, str], None] = {}
         for record in sorted(records, key=lambda one: one.seq):
             self._table(record)[record.name] = record
+            self.restless[record.kind][record.name] = None
             self.last_seq = max(self.last_seq, record.seq)
 
-    def _table(self, record: AnyRecord) -> dict[str, AnyRecord]:
-        # The kind of a record tells which table it is in.
-        table: dict[str, AnyRecord] = {  # type: ignore[assignment]
+    def _of_kind(self, kind: str) -> dict[str, AnyRecord]:
+        tables: dict[str, Any] = {
             QueuedResource.kind: self.queued,
             Node.kind: self.nodes,
             Operation.kind: self.operations,
-        }[record.kind]
+        }
+        table: dict[str, AnyRecord] = tables[kind]
         return table
+
+    def _table(self, record: AnyRecord) -> dict[str, AnyRecord]:
+        return self._of_kind(record.kind)
 
     def next_seq(self) -> int:
         """A number that no record has had."""
@@ -62,9 +76,12 @@ class Tables:
         self.touch(record)
 
     def touch(self, record: AnyRecord) -> None:
-        """Notes that a record has changed."""
+        """Notes that a record has changed; its operations and its queued resource are concerned."""
         self.version += 1
         self._changed[record.kind, record.name] = None
+        self.restless[record.kind][record.name] = None
+        if isinstance(record, Node) and record.queued is not None:
+            self.restless[QueuedResource.kind][record.queued] = None
 
     def remove(self, record: AnyRecord) -> None:
         """Removes a record."""
@@ -73,14 +90,35 @@ class Tables:
 
     def take_changes(self) -> list[Change]:
         """What has changed since the last call."""
-        tables: dict[str, dict[str, AnyRecord]] = {
-            QueuedResource.kind: dict(self.queued),
-            Node.kind: dict(self.nodes),
-            Operation.kind: dict(self.operations),
-        }
-        changes = [Change(kind, name, tables[kind].get(name)) for kind, name in self._changed]
+        changes = [
+            Change(kind, name, self._of_kind(kind).get(name)) for kind, name in self._changed
+        ]
         self._changed.clear()
         return changes
+
+    def take_restless(self, kind: str) -> list[AnyRecord]:
+        """The restless records of a kind; whoever takes them puts back those that stay so."""
+        names, self.restless[kind] = self.restless[kind], {}
+        table = self._of_kind(kind)
+        return [table[name] for name in names if name in table]
+
+    def open_operations(self) -> list[Operation]:
+        """The operations that have not ended."""
+        names = self.restless[Operation.kind]
+        found = (self.operations.get(name) for name in names)
+        ongoing = [one for one in found if one is not None and not one.done]
+        self.restless[Operation.kind] = {one.name: None for one in ongoing}
+        return ongoing
+
+    def still_restless(self) -> list[AnyRecord]:
+        """All restless records."""
+        return [
+            table[name]
+            for kind, names in self.restless.items()
+            for table in (self._of_kind(kind),)
+            for name in names
+            if name in table
+        ]
 
     def nodes_of(self, queued: QueuedResource) -> list[Node]:
         """The nodes of a queued resource that there are now, by slice."""

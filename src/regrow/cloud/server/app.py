@@ -9,7 +9,6 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,6 +24,7 @@ from regrow.errors import CloudApiError, Code, UsageError
 logger = logging.getLogger(__name__)
 
 _LARGEST_BODY_BYTES: Final = 4 << 20
+_LARGEST_PRETTY_BYTES: Final = 32 << 10
 _HTTP_STATUS: Final = {
     Code.CANCELLED: 499,
     Code.INVALID_ARGUMENT: 400,
@@ -53,9 +53,8 @@ def make_app(engine: Engine, renderer: Renderer, token: str) -> Starlette:
 
     async def answer(request: Request) -> Response:
         try:
-            peer = request.client and (request.client.host, request.client.port)
-            # The kernel's table of connections may be long.
-            refused = await run_in_threadpool(access.refusal, peer, request.headers, token)
+            ends = (_address(request.client), _address(request.scope.get("server")))
+            refused = access.refusal(*ends, request.headers, token)
             if refused is not None:
                 raise CloudApiError(Code.PERMISSION_DENIED, f"Permission denied: {refused}.")
             return _reply(200, _perform(engine, renderer, request, await _body(request)))
@@ -69,6 +68,10 @@ def make_app(engine: Engine, renderer: Renderer, token: str) -> Starlette:
 
     methods = ["GET", "POST", "PATCH", "PUT", "DELETE"]
     return Starlette(routes=[Route("/{path:path}", answer, methods=methods)])
+
+
+def _address(end: Sequence[Any] | None) -> access.Address | None:
+    return None if end is None or end[1] is None else (str(end[0]), int(end[1]))
 
 
 def _perform(engine: Engine, renderer: Renderer, request: Request, body: bytes) -> Any:
@@ -95,7 +98,10 @@ async def _body(request: Request) -> bytes:
 
 
 def _reply(status: int, value: Any) -> Response:
-    text = json.dumps(value, indent=2) + "\n"
+    text = json.dumps(value)
+    if len(text) < _LARGEST_PRETTY_BYTES:
+        # Indenting takes ten times as long; nobody reads the answers about hundreds of slices.
+        text = json.dumps(value, indent=2) + "\n"
     return Response(text, status, media_type="application/json")
 
 
