@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 from regrow.cloud.config import CloudConfig
 from regrow.cloud.hosts.addresses import METADATA_PORT, AddressBlock
@@ -16,6 +17,8 @@ from regrow.cloud.hosts.spec import GUEST_FILE, HOSTS_DIR, LOGS_DIR, SERVER_FILE
 from regrow.cloud.machine import Change, Event, HostsFailed, HostsLost, HostsUp
 from regrow.cloud.names import base
 from regrow.cloud.resources import Node, NodeState, Power
+
+_LOGS_KEPT: Final = 500
 
 
 @final
@@ -67,6 +70,8 @@ class LocalFleet:
             nodes: All nodes.
             lost: Whether none of their processes can be there.
         """
+        nodes = list(nodes)
+        _forget_old_logs(self._state_dir / LOGS_DIR, {str(node.uid) for node in nodes})
         for node in nodes:
             if node.power is not Power.ON:
                 self._follow(node)
@@ -169,3 +174,11 @@ class LocalFleet:
         """Ends every process; the disks stay."""
         polite_s = self._config().stop_s
         await asyncio.gather(*(hosts.close(polite_s) for hosts in self._slices.values()))
+
+
+def _forget_old_logs(logs: Path, live: set[str]) -> None:
+    """Keeps what the scripts of live nodes and of the last others have printed."""
+    gone = [entry for entry in logs.glob("*") if entry.name.partition("-")[0] not in live]
+    # Their names begin with the nodes' numbers, and these with the time.
+    for entry in sorted(gone)[:-_LOGS_KEPT]:
+        shutil.rmtree(entry, ignore_errors=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 from regrow.cloud.hosts.spec import HOSTS_DIR, AgentState, HostSpec
 from regrow.cloud.machine import Event, HostsDown, HostsFailed, HostsUp
 from regrow.cloud.resources import Power
 from regrow.processes import Child, end_run, python_argv, server_environ, spawn, telling_line
+
+logger = logging.getLogger(__name__)
 
 _AGENT: Final = "regrow.cloud.hosts.agent"
 _MARGIN_S: Final = 2.0
@@ -97,10 +100,16 @@ class SliceHosts:
 
     # --- what it does ---
 
-    def _begin(self, course: object) -> None:
+    def _begin(self, course: Coroutine[Any, Any, None]) -> None:
         self._cancel()
-        assert asyncio.iscoroutine(course)
         self._task = asyncio.get_running_loop().create_task(course)
+        self._task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """A failure of ours is the failure of the hosts, so that nobody waits for them for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the hosts of node %d", self._uid, exc_info=error)
+            self._failed(f"the hosts could not be started or ended: {error!r}")
 
     def _cancel(self) -> None:
         if self._task is not None:
