@@ -17,6 +17,9 @@ from regrow.cloud.server.render import Renderer
 from regrow.errors import CloudApiError, Code
 
 VERSIONS: Final[dict[str, ApiVersion]] = {"v2": "v2", "v2alpha1": "v2alpha1"}
+ALPHA: Final[tuple[ApiVersion, ...]] = ("v2alpha1",)
+ZONE: Final = "projects/*/locations/*"
+PAGED: Final = ("pageSize", "pageToken")
 _SEGMENT: Final = r"([^/:]+)"
 
 
