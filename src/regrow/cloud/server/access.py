@@ -8,6 +8,7 @@ and so does a page in the user's own browser, which could otherwise be made to s
 
 from __future__ import annotations
 
+import errno
 import hmac
 import ipaddress
 import os
@@ -29,8 +30,9 @@ _HEADER: Final = struct.Struct("=IHHII")
 _REQUEST: Final = struct.Struct("=BBBxI")
 _SOCKET_ID: Final = struct.Struct("!HH16s16s")
 _NO_INTERFACE_NOR_COOKIE: Final = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-# Behind four bytes of state and the socket's id: three counters, user and inode.
-_ANSWER: Final = struct.Struct("=4x48x12xII")
+# Family, state, two bytes; the socket's id; three counters; user and inode.
+_ANSWER: Final = struct.Struct("=xB2x48x12xII")
+_LISTEN: Final = 10
 _ANSWER_BYTES: Final = 8192
 
 
@@ -55,7 +57,7 @@ def user_of(peer: Address, own: Address) -> int | None:
         return _ask_the_kernel(peer, own)
     except OSError:
         # Some sandboxes have no such interface; the table is slow, but tells the same.
-        return _look_into_the_table(peer)
+        return _look_into_the_table(peer, own)
 
 
 def _ask_the_kernel(peer: Address, own: Address) -> int | None:
@@ -75,16 +77,17 @@ def _ask_the_kernel(peer: Address, own: Address) -> int | None:
     _, kind, _, _, _ = _HEADER.unpack_from(answer)
     if kind != _SOCK_DIAG_BY_FAMILY:
         (error,) = struct.unpack_from("=i", answer, _HEADER.size)
-        if -error == 2:
+        if -error == errno.ENOENT:
             return None
         raise OSError(-error, os.strerror(-error))
-    user, inode = _ANSWER.unpack_from(answer, _HEADER.size)
-    # A socket that its process has let go of has no inode, and is shown as root's.
-    return int(user) if inode else None
+    state, user, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    # Where there is no such connection the kernel tells of a socket that listens at that port. One
+    # that its process has let go of has no inode, and is shown as root's.
+    return int(user) if inode and state != _LISTEN else None
 
 
-def _look_into_the_table(peer: Address) -> int | None:
-    wanted = _as_the_table_has_it(*peer)
+def _look_into_the_table(peer: Address, own: Address) -> int | None:
+    source, target = _as_the_table_has_it(*peer), _as_the_table_has_it(*own)
     for table in _TABLES:
         try:
             lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
@@ -92,7 +95,7 @@ def _look_into_the_table(peer: Address) -> int | None:
             continue
         for line in lines:
             fields = line.split()
-            if fields[1] in wanted and fields[9] != "0":
+            if fields[1] in source and fields[2] in target and fields[9] != "0":
                 return int(fields[7])
     return None
 
