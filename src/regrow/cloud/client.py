@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +15,15 @@ from urllib3.util.retry import Retry
 
 from regrow.cloud.names import Place
 from regrow.cloud.resources import ApiVersion, Node, Operation, QueuedResource
-from regrow.errors import CloudApiError, Code, NoClusterError, UnsupportedError, WaitTimeout
+from regrow.errors import (
+    CloudApiError,
+    Code,
+    NoClusterError,
+    UnsupportedError,
+    UsageError,
+    WaitTimeout,
+)
 
-ENDPOINT_VARIABLE: Final = "REGROW_TPU_ENDPOINT"
-GOOGLE: Final = "https://tpu.googleapis.com"
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 _TIMEOUT_S: Final = (10.0, 60.0)
 _RETRIES: Final = 5
@@ -90,7 +94,7 @@ class CloudClient:
 
     def __init__(
         self,
-        endpoint: str | None = None,
+        endpoint: str,
         *,
         version: ApiVersion = "v2",
         token: str | None = None,
@@ -98,11 +102,16 @@ class CloudClient:
         """Connects when it is first used.
 
         Args:
-            endpoint: The server; default: REGROW_TPU_ENDPOINT.
+            endpoint: The URL of the server; https://tpu.googleapis.com is the real one.
             version: The version of the API.
             token: A bearer token; Google's own server needs none here.
+
+        Raises:
+            UsageError: If the endpoint is no URL.
+            UnsupportedError: If there are no credentials for Google's own server.
         """
-        endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or GOOGLE
+        if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
+            raise UsageError(f"{endpoint!r} is no endpoint: give a URL like http://127.0.0.1:8470")
         self.endpoint = endpoint.rstrip("/")
         self.version = version
         self._session = make_session(self.endpoint, token)

@@ -1,22 +1,78 @@
-"""Talking to the local server beside its API: faults, capacity, status, and its end."""
+"""The local server as its clients meet it: found or started, asked what only it can do, ended."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
 from typing import Any, Final
 
+from regrow.cloud.client import CloudClient
 from regrow.cloud.hosts.slice_hosts import end_left
+from regrow.cloud.resources import ApiVersion
 from regrow.cloud.server.admin import ADMIN_PREFIX
 from regrow.cloud.server.state_dir import ServerState, StateDir
-from regrow.errors import CloudApiError, Code, NoClusterError, WaitTimeout
+from regrow.errors import (
+    CloudApiError,
+    ClusterStartError,
+    Code,
+    NoClusterError,
+    WaitTimeout,
+)
+from regrow.processes import python_argv
 
+ENDPOINT_VARIABLE: Final = "REGROW_TPU_ENDPOINT"
+_START_DEADLINE_S: Final = 60.0
 _TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.02
+
+
+def connect(endpoint: str | None = None, *, version: ApiVersion = "v2") -> CloudClient:
+    """A client of a server, by default of the local one, which is started if it does not run.
+
+    Args:
+        endpoint: The URL of a server; default: REGROW_TPU_ENDPOINT, or that of the local one.
+        version: The version of the API.
+
+    Raises:
+        UsageError: If the endpoint is no URL.
+        ClusterError: If the local server cannot be started.
+        UnsupportedError: If there are no credentials for Google's own server.
+    """
+    endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE)
+    if endpoint:
+        return CloudClient(endpoint, version=version)
+    state_dir = StateDir()
+    server = found_or_started(state_dir)
+    return CloudClient(server.endpoint, version=version, token=state_dir.token())
+
+
+def found_or_started(state_dir: StateDir) -> ServerState:
+    """The local server; it is started, to stay, if it does not run.
+
+    Raises:
+        ClusterStartError: If it cannot be started.
+    """
+    with contextlib.suppress(NoClusterError):
+        return state_dir.server()
+    argv = python_argv("regrow", "cloud", "up", "--detach", "--state-dir", str(state_dir.path))
+    try:
+        told = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_START_DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise WaitTimeout("the local Cloud TPU to be up", _START_DEADLINE_S) from None
+    try:
+        # Somebody else may have started it at the same time.
+        return state_dir.server()
+    except NoClusterError:
+        lines = told.stderr.strip().splitlines() or ["it gave no reason"]
+        raise ClusterStartError(lines[-1].removeprefix("regrow: ")) from None
 
 
 def ask(state_dir: StateDir, http: str, path: str, body: dict[str, Any] | None = None) -> Any:
