@@ -26,6 +26,7 @@ def test_keeps_everything(tmp_path: Path) -> None:
         world.plane.tick(world.now + 1)
         world.plane.tick(world.now + 2)
         store.write(world.plane.take_changes())
+    assert (tmp_path / "db").stat().st_mode & 0o777 == 0o600
     with Store(tmp_path / "db") as store:
         plane = ControlPlane(world.config, store.load())
         assert store.fact("block") == 7

@@ -10,13 +10,11 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from regrow.cloud.client import CloudClient
-from regrow.cloud.hosts.slice_hosts import end_left
+from regrow.cloud.hosts.spec import end_left
 from regrow.cloud.resources import ApiVersion
-from regrow.cloud.server.admin import ADMIN_PREFIX
-from regrow.cloud.server.state_dir import ServerState, StateDir
+from regrow.cloud.server.state_dir import ADMIN_PREFIX, ServerState, StateDir
 from regrow.errors import (
     CloudApiError,
     ClusterStartError,
@@ -25,6 +23,9 @@ from regrow.errors import (
     WaitTimeout,
 )
 from regrow.processes import python_argv
+
+if TYPE_CHECKING:
+    from regrow.cloud.client import CloudClient
 
 ENDPOINT_VARIABLE: Final = "REGROW_TPU_ENDPOINT"
 _START_DEADLINE_S: Final = 60.0
@@ -44,6 +45,9 @@ def connect(endpoint: str | None = None, *, version: ApiVersion = "v2") -> Cloud
         ClusterError: If the local server cannot be started.
         UnsupportedError: If there are no credentials for Google's own server.
     """
+    # requests takes long to import, and only clients of the API need it.
+    from regrow.cloud.client import CloudClient
+
     endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE)
     if endpoint:
         return CloudClient(endpoint, version=version)

@@ -40,6 +40,8 @@ class Store:
         """
         self._path = path
         try:
+            # Startup scripts are in it, and these may hold secrets.
+            path.touch(mode=0o600)
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = OFF")
@@ -51,7 +53,7 @@ class Store:
                 )
             self._db.executescript(_SCHEMA)
             self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise ClusterError(f"cannot open {path}: {error}") from None
 
     def __enter__(self) -> Store:

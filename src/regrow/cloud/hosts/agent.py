@@ -37,7 +37,7 @@ from regrow.processes import (
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _LOOK_EVERY_S: Final = 0.25
-_ENDING_POLL_S: Final = 0.02
+_ENDING_POLL_S: Final = 0.05
 _SHELL: Final = "/bin/sh"
 _NAMESPACE: Final = "startup-script"
 
@@ -197,7 +197,6 @@ def main(directory: str, ready_fd: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_name("regrow-host")
     become_subreaper()
-    os.umask(0o077)
     Agent(Path(directory), int(ready_fd)).run()
 
 

@@ -42,6 +42,8 @@ class LocalFleet:
             report: Is told what hosts do.
             find: A node by its name.
         """
+        for name in (HOSTS_DIR, LOGS_DIR):
+            (state_dir / name).mkdir(mode=0o700, exist_ok=True)
         self._state_dir = state_dir
         self._block = block
         self._config = config

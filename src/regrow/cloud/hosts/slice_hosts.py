@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
-from regrow.cloud.hosts.spec import HOSTS_DIR, AgentState, HostSpec
+from regrow.cloud.hosts.spec import AgentState, HostSpec, run_id
 from regrow.cloud.machine import Event, HostsDown, HostsFailed, HostsUp
 from regrow.cloud.resources import Power
 from regrow.processes import Child, end_run, python_argv, server_environ, spawn, telling_line
@@ -46,7 +46,7 @@ class SliceHosts:
         self._leaving: list[Child] = []
         self._task: asyncio.Task[None] | None = None
         # The mark is the same for all boots, so that nothing of a former one can be overlooked.
-        self._run_id = _run_id(str(uid))
+        self._run_id = run_id(str(uid))
 
     # --- what it is told ---
 
@@ -200,16 +200,6 @@ class SliceHosts:
     async def _wait(self, timeout_s: float) -> None:
         waits = [asyncio.to_thread(agent.wait, timeout_s) for agent in self._leaving]
         await asyncio.gather(*waits)
-
-
-def _run_id(uid: str) -> str:
-    return f"cloud-{uid}"
-
-
-def end_left(state_dir: Path) -> None:
-    """Ends the processes of all hosts that a dead server has left."""
-    for entry in (state_dir / HOSTS_DIR).glob("*"):
-        end_run(_run_id(entry.name))
 
 
 async def _is_ready(reader: int) -> bool:

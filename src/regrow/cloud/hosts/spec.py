@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from regrow.processes import ProcessId
+from regrow.processes import ProcessId, end_run
 
 HOSTS_DIR: Final = "hosts"
 LOGS_DIR: Final = "logs"
@@ -125,3 +125,14 @@ def write_file(path: Path, text: str) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     draft.replace(path)
+
+
+def run_id(uid: str) -> str:
+    """The mark of all processes of a node, whichever boot they are of."""
+    return f"cloud-{uid}"
+
+
+def end_left(state_dir: Path) -> None:
+    """Ends the processes of all hosts that a dead server has left."""
+    for entry in (state_dir / HOSTS_DIR).glob("*"):
+        end_run(run_id(entry.name))

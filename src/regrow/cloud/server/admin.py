@@ -10,9 +10,9 @@ from typing import Any, Final
 from regrow.cloud.resources import Node
 from regrow.cloud.server.engine import Engine
 from regrow.cloud.server.render import Renderer
+from regrow.cloud.server.state_dir import ADMIN_PREFIX
 from regrow.errors import CloudApiError, Code, UsageError
 
-ADMIN_PREFIX: Final = "/regrow/v1/"
 _Handler = Callable[[Engine, Renderer, dict[str, Any]], Any]
 
 

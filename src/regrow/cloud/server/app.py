@@ -14,11 +14,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from regrow.cloud.server import access
-from regrow.cloud.server.admin import ADMIN_METHODS, ADMIN_PREFIX, perform_admin
+from regrow.cloud.server.admin import ADMIN_METHODS, perform_admin
 from regrow.cloud.server.call import perform
 from regrow.cloud.server.engine import Engine
 from regrow.cloud.server.methods import METHODS
 from regrow.cloud.server.render import Renderer
+from regrow.cloud.server.state_dir import ADMIN_PREFIX
 from regrow.errors import CloudApiError, Code, UsageError
 
 logger = logging.getLogger(__name__)

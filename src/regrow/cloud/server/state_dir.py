@@ -26,6 +26,9 @@ from regrow.home import Home
 from regrow.processes import ProcessId
 
 DEFAULT_PORT: Final = 8470
+ADMIN_PREFIX: Final = "/regrow/v1/"
+"""Where the server answers what the real one does not know."""
+
 _LOCK: Final = "lock"
 _TOKEN: Final = "token"  # noqa: S105 - the name of a file
 _DATABASE: Final = "cloud.db"
