@@ -44,7 +44,7 @@ NODE_COURSES = {
     "DELETING": set(),
 }
 RANK = {"reserved": 0, "guaranteed": 1, "on-demand": 2, "spot": 3, "best-effort": 4}
-CHIPS = 40
+CHIPS = 24
 QUOTA = {"on-demand": 32, "spot": 32}
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 
@@ -57,6 +57,9 @@ class Random(RuleBasedStateMachine):
         self.seen: dict[int, str] = {}
         self.seen_nodes: dict[int, str] = {}
         self.ended: dict[str, tuple[Any, ...]] = {}
+        # Requests that have been served, and boots of slices when one of them went into repair.
+        self.served: set[int] = set()
+        self.before: dict[int, dict[str, tuple[int, int]]] = {}
 
     def config(self) -> CloudConfig:
         return CloudConfig(
@@ -98,6 +101,26 @@ class Random(RuleBasedStateMachine):
     )
     def create(
         self, name: str, slices: int, spot: bool, until: str | None, after: str | None
+    ) -> None:
+        self.ask(name, slices, spot, until, after)
+
+    @rule(
+        names=st.permutations(["a", "b", "c", "d"]),
+        slices=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+        spot=st.booleans(),
+    )
+    def create_many(self, names: list[str], slices: list[int], spot: bool) -> None:
+        """A queue forms."""
+        for name, number in zip(names, slices, strict=True):
+            self.ask(name, number, spot)
+
+    def ask(
+        self,
+        name: str,
+        slices: int,
+        spot: bool,
+        until: str | None = None,
+        after: str | None = None,
     ) -> None:
         fields: dict[str, Any] = {"spot": {}} if spot else {}
         if until:
@@ -194,6 +217,9 @@ class Random(RuleBasedStateMachine):
 
     @rule(duration_s=st.sampled_from([0.01, 0.02, 0.5, 3.0, 31.0]))
     def wait(self, duration_s: float) -> None:
+        self.pass_time(duration_s)
+
+    def pass_time(self, duration_s: float) -> None:
         end = self.world.now + duration_s
         for _ in range(1000):
             due = self.world.plane.deadline(self.world.now)
@@ -203,6 +229,18 @@ class Random(RuleBasedStateMachine):
             if step >= end:
                 return
         raise AssertionError("time does not pass")
+
+    @rule()
+    def settle(self) -> None:
+        """Everyone obeys for a while."""
+        for _ in range(8):
+            self.world.obey()
+            self.pass_time(0.03)
+
+    @rule()
+    def settle_more(self) -> None:
+        """Once more, so that things often get far."""
+        self.settle()
 
     @rule()
     def kill_the_server(self) -> None:
@@ -218,7 +256,7 @@ class Random(RuleBasedStateMachine):
         self.world.lose_all()
         self.look()
 
-    @rule(chips=st.sampled_from([0, 16, CHIPS]))
+    @rule(chips=st.sampled_from([8, 16, CHIPS]))
     def change_capacity(self, chips: int) -> None:
         self.chips = chips
         self.world.config = self.config()
@@ -231,8 +269,29 @@ class Random(RuleBasedStateMachine):
         tables = self.world.plane.tables
         for queued in tables.queued.values():
             self.judge(self.seen, COURSES, queued)
+            if queued.state.value in ("PROVISIONING", "ACTIVE", "SUSPENDING"):
+                self.served.add(queued.seq)
+            self.judge_repair(queued)
         for node in tables.nodes.values():
             self.judge(self.seen_nodes, NODE_COURSES, node)
+
+    def judge_repair(self, queued: QueuedResource) -> None:
+        """When a repair is over, every slice has started anew since it began."""
+        nodes = self.world.plane.tables.live_nodes_of(queued)
+        boots = {node.name: (node.incarnation, node.boot) for node in nodes}
+        if queued.state.value != "ACTIVE":
+            self.before.pop(queued.seq, None)
+        elif any(node.state.value == "REPAIRING" for node in nodes):
+            self.before.setdefault(queued.seq, boots)
+        elif (former := self.before.pop(queued.seq, None)) is not None:
+            assert all(boots[name] > former[name] for name in boots)
+
+    def used(self, tier: str) -> int:
+        """Chips that count for a quota: of requests from being served to their deletion."""
+        tables = self.world.plane.tables
+        queued = [one for one in tables.queued.values() if one.seq in self.served]
+        alone = [one for one in tables.nodes.values() if one.queued is None]
+        return sum(one.chips for one in (*queued, *alone) if one.tier.value == tier)
 
     def judge(self, seen: dict[int, str], courses: Any, record: QueuedResource | Node) -> None:
         """From the last state that was seen there is a way to the present one."""
@@ -255,13 +314,8 @@ class Random(RuleBasedStateMachine):
 
     @invariant()
     def projects_keep_within_their_quotas(self) -> None:
-        tables = self.world.plane.tables
         for tier, limit in QUOTA.items():
-            queued = sum(q.chips for q in tables.queued.values() if q.held and q.tier.value == tier)
-            alone = sum(
-                n.chips for n in tables.nodes.values() if n.queued is None and n.tier.value == tier
-            )
-            assert queued + alone <= limit
+            assert self.used(tier) <= limit
 
     @invariant()
     def all_slices_or_none(self) -> None:
@@ -275,7 +329,10 @@ class Random(RuleBasedStateMachine):
 
     @invariant()
     def who_is_first_is_served(self) -> None:
-        """Of those who wait, the first that its quota lets through has not got enough chips."""
+        """Of those who wait, the first that its quota lets through has not got enough chips.
+
+        Whoever waits for a quota holds up those behind it that count for the same one.
+        """
         tables, now = self.world.plane.tables, self.world.now
         waiting = sorted(
             (
@@ -292,15 +349,15 @@ class Random(RuleBasedStateMachine):
             for node in tables.nodes.values()
             if node.holds_capacity or node.state.value == "REPAIRING"
         )
+        held_up = set()
         for queued in waiting:
             tier = queued.tier.value
-            used = sum(q.chips for q in tables.queued.values() if q.held and q.tier.value == tier)
-            used += sum(
-                n.chips for n in tables.nodes.values() if n.queued is None and n.tier.value == tier
-            )
-            if used + queued.chips <= QUOTA[tier]:
+            if tier in held_up:
+                continue
+            if self.used(tier) + queued.chips <= QUOTA[tier]:
                 assert queued.chips > free
                 return
+            held_up.add(tier)
 
     @invariant()
     def hosts_have_addresses_of_their_own(self) -> None:
@@ -335,7 +392,7 @@ class Random(RuleBasedStateMachine):
             assert node.state.value in ("READY", "STOPPED", "PREEMPTED"), node
         states = {queued.state.value for queued in tables.queued.values()}
         rest = {"WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED", "FAILED"}
-        assert states <= rest
+        assert states <= rest, (states, list(tables.queued.values()))
         open_ones = [op for op in tables.operations.values() if not op.done]
         # Somebody may have stopped a node under a maintenance event, which then never ends.
         assert all(isinstance(op, Operation) and op.awaits == "settled" for op in open_ones)
