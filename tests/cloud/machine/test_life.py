@@ -425,6 +425,16 @@ class TestPreemption:
         world.settle()
         assert world.queued("q").state is QueuedState.SUSPENDED
 
+    def test_goes_on_after_a_power_cut(self, world: World) -> None:
+        world.create("q", spot={})
+        world.settle()
+        world.did(world.plane.queued.preempt(name_of("q"), world.now))
+        world.restart()
+        world.lose_all()
+        world.settle()
+        assert world.queued("q").state is QueuedState.SUSPENDED
+        assert world.states("q") == ["PREEMPTED"]
+
     def test_is_for_spot_only(self, world: World) -> None:
         world.create("q")
         world.settle()

@@ -60,6 +60,7 @@ class Random(RuleBasedStateMachine):
         # Requests that have been served, and boots of slices when one of them went into repair.
         self.served: set[int] = set()
         self.before: dict[int, dict[str, tuple[int, int]]] = {}
+        self.repaired: dict[int, set[str]] = {}
 
     def config(self) -> CloudConfig:
         return CloudConfig(
@@ -281,10 +282,13 @@ class Random(RuleBasedStateMachine):
         boots = {node.name: (node.incarnation, node.boot) for node in nodes}
         if queued.state.value != "ACTIVE":
             self.before.pop(queued.seq, None)
-        elif any(node.state.value == "REPAIRING" for node in nodes):
+        elif repaired := {node.name for node in nodes if node.state.value == "REPAIRING"}:
             self.before.setdefault(queued.seq, boots)
+            self.repaired[queued.seq] = repaired
         elif (former := self.before.pop(queued.seq, None)) is not None:
-            assert all(boots[name] > former[name] for name in boots)
+            # Unless the user has deleted what was in repair.
+            if self.repaired[queued.seq] & set(boots):
+                assert all(boots[name] > former[name] for name in boots)
 
     def used(self, tier: str) -> int:
         """Chips that count for a quota: of requests from being served to their deletion."""

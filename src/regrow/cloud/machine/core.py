@@ -85,6 +85,9 @@ class Core:
                     self.tables.touch(node)
                 case HostsFailed(why=why) if node.power is Power.ON:
                     self._failed(node, why, now)
+                case HostsLost() if node.notice == "preemption":
+                    # What is to be taken away is not started again first.
+                    self._failed(node, "the machine has been down", now)
                 case HostsLost() if node.power is Power.ON:
                     self.slices.restart(node, now, _after_loss(node.state))
                 case _:
