@@ -285,9 +285,10 @@ class Random(RuleBasedStateMachine):
         elif repaired := {node.name for node in nodes if node.state.value == "REPAIRING"}:
             self.before.setdefault(queued.seq, boots)
             self.repaired[queued.seq] = repaired
-        elif (former := self.before.pop(queued.seq, None)) is not None:
+        else:
+            former = self.before.pop(queued.seq, None)
             # Unless the user has deleted what was in repair.
-            if self.repaired[queued.seq] & set(boots):
+            if former is not None and self.repaired[queued.seq] & set(boots):
                 assert all(boots[name] > former[name] for name in boots)
 
     def used(self, tier: str) -> int:
