@@ -1,15 +1,18 @@
 """Accelerator types: what a slice of a name is made of.
 
-Sources: cloud.google.com/tpu/docs/v2 to v6e (chips per VM, topologies, names), and the enum
-AcceleratorConfig.Type of the Cloud TPU API, which has no v7.
+What a generation is made of is told in `planning.accelerators`; here is what the Cloud TPU API adds
+to it. The enum AcceleratorConfig.Type has no v7.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
+
+from regrow.planning import accelerators as planning
 
 
 @final
@@ -39,7 +42,7 @@ class Generation:
     largest_vm_chips: int
     multislice: bool
     runtime_version: str
-    topologies: dict[int, str]
+    topologies: Mapping[int, str]
 
 
 @final
@@ -110,55 +113,31 @@ def _three(axes: tuple[int, ...]) -> tuple[int, int, int]:
     return (x, y, z)
 
 
-_2D_CORES: Final = {8: "2x2", 32: "4x4", 64: "4x8", 128: "8x8", 256: "8x16", 512: "16x16"}
-_3D_CORES: Final = {
-    8: "2x2x1",
-    16: "2x2x2",
-    32: "2x2x4",
-    64: "2x4x4",
-    128: "4x4x4",
-    256: "4x4x8",
-    512: "4x8x8",
-    1024: "8x8x8",
-    2048: "8x8x16",
-    4096: "8x16x16",
-}
-_CHIPS: Final = {
-    1: "1x1",
-    4: "2x2",
-    8: "2x4",
-    16: "4x4",
-    32: "4x8",
-    64: "8x8",
-    128: "8x16",
-    256: "16x16",
-}
+def _served(name: str, type_name: str, dimensions: int, runtime_version: str) -> Generation:
+    one = planning.GENERATIONS[name]
+    return Generation(
+        name=name,
+        type=type_name,
+        prefix=one.prefix,
+        cores_per_chip=one.cores_per_chip,
+        devices_per_chip=one.devices_per_chip,
+        dimensions=dimensions,
+        largest_vm_chips=one.largest_vm_chips,
+        multislice=one.multislice,
+        runtime_version=runtime_version,
+        topologies=one.topologies,
+    )
 
-_BASE: Final = "tpu-ubuntu2204-base"
+
 GENERATIONS: Final = {
     generation.name: generation
     for generation in (
-        Generation("v2", "V2", "v2", 2, 2, 2, 4, False, _BASE, _2D_CORES),
-        Generation(
-            "v3", "V3", "v3", 2, 2, 2, 4, False, _BASE, _2D_CORES | {1024: "16x32", 2048: "32x32"}
-        ),
-        Generation("v4", "V4", "v4", 2, 1, 3, 4, True, _BASE, _3D_CORES),
-        Generation(
-            "v5e", "V5LITE_POD", "v5litepod", 1, 1, 2, 8, True, "v2-alpha-tpuv5-lite", _CHIPS
-        ),
-        Generation(
-            "v5p",
-            "V5P",
-            "v5p",
-            2,
-            1,
-            3,
-            4,
-            True,
-            "v2-alpha-tpuv5",
-            _3D_CORES | {8192: "16x16x16", 12288: "16x16x24"},
-        ),
-        Generation("v6e", "V6E", "v6e", 1, 1, 2, 8, True, "v2-alpha-tpuv6e", _CHIPS),
+        _served("v2", "V2", 2, "tpu-ubuntu2204-base"),
+        _served("v3", "V3", 2, "tpu-ubuntu2204-base"),
+        _served("v4", "V4", 3, "tpu-ubuntu2204-base"),
+        _served("v5e", "V5LITE_POD", 2, "v2-alpha-tpuv5-lite"),
+        _served("v5p", "V5P", 3, "v2-alpha-tpuv5"),
+        _served("v6e", "V6E", 2, "v2-alpha-tpuv6e"),
     )
 }
 """By name."""
