@@ -76,7 +76,7 @@ def _google_session() -> requests.Session:
         credentials, _ = google.auth.default(scopes=[_SCOPE])
     except DefaultCredentialsError as error:
         raise UnsupportedError(f"no credentials for Google Cloud: {error}") from None
-    session: requests.Session = AuthorizedSession(credentials)
+    session: requests.Session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
     return session
 
 
