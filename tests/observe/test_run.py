@@ -1,0 +1,312 @@
+"""A run as its head sees it: recorded events, and where the time goes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regrow.observe import Report, Run
+from regrow.observe.goodput import (
+    DATA,
+    INITIALIZATION,
+    OTHER,
+    PREPARATION,
+    PRODUCTIVE,
+    REINITIALIZATION,
+    RESTART,
+    SAVE,
+    SCALE_UP,
+    SLICE_DOWN,
+    STARTUP,
+    WASTED,
+)
+
+
+class Training:
+    """A client that trains: a step takes 1 s, and 0.1 s lie between two."""
+
+    def __init__(self, tells: bool = True) -> None:
+        self.reports: list[Report] = []
+        self.run = Run(0.0, self.reports.append)
+        self.tells = tells
+        self.now = 0.0
+        self.run.slices_up(self.pass_s(2))
+        self.run.clients(1, self.pass_s(1))
+        self.program = self.run.steps.program("jit_train_step", 10_000, small=False)
+
+    def pass_s(self, seconds: float) -> float:
+        self.now += seconds
+        return self.now
+
+    def compile(self, took_s: float = 3.0) -> None:
+        activity = self.run.begin("compile", self.now)
+        self.run.end(activity, self.pass_s(took_s))
+
+    def begin(self, step: int, slices: tuple[int, ...] = (0, 1)):
+        if self.tells:
+            self.run.told(step, "step", self.now)
+        if self.run.returned:
+            self.run.uses(slices, self.now, self.now)
+        is_step = self.run.launched(self.program, self.now)
+        followed = None
+        if self.run.event is not None:
+            kind = "step" if is_step else "run"
+            followed = self.run.begin(kind, self.now, slices=slices)
+        return self.run.begin("wait", self.now, slices=slices), followed
+
+    def step(self, step: int, slices: tuple[int, ...] = (0, 1)) -> None:
+        wait, followed = self.begin(step, slices)
+        self.pass_s(1)
+        if followed is not None:
+            self.run.end(followed, self.now)
+        self.run.waited(wait, self.now, failed=False, for_all=True)
+        self.pass_s(0.1)
+
+    def save(self) -> None:
+        number = self.run.steps.number
+        wait = self.run.begin("snapshot", self.now)
+        self.run.waited(wait, self.pass_s(0.2), failed=False, for_all=False)
+        self.run.steps.saved(number)
+
+    def lose(self, index: int = 1, since: float | None = None, wait=None) -> None:
+        self.run.slice_lost(index, "host 0 was ended by SIGKILL", since or self.now, self.now)
+        if wait is not None:
+            self.run.waited(wait, self.pass_s(0.1), failed=True, for_all=False)
+
+    def load(self, took_s: float = 2.0) -> None:
+        activity = self.run.begin("load", self.now)
+        self.run.end(activity, self.pass_s(took_s))
+
+    def spent(self, bucket: str) -> float:
+        return self.run.ledger.spent(bucket, self.now)
+
+    def check(self) -> None:
+        """What must hold at any time."""
+        status = self.run.status(self.now)
+        assert sum(status["buckets"].values()) == pytest.approx(status["elapsed_s"])
+        assert min(status["buckets"].values()) >= -1e-9
+        for event in status["events"]:
+            parts = sum(event["parts"].values()) - event["overlap_s"] + event["rest_s"]
+            assert parts == pytest.approx(event["wall_s"])
+
+
+def trained(steps: int = 10, **options) -> Training:
+    training = Training(**options)
+    training.pass_s(1)
+    training.compile()
+    for step in range(steps):
+        training.step(step)
+    return training
+
+
+def test_a_run_without_faults() -> None:
+    training = trained(10)
+    assert training.spent(INITIALIZATION) == pytest.approx(2)
+    assert training.spent(PREPARATION) == pytest.approx(1 + 1 + 0.1)
+    # The first step counts as part of the start, for it loads the program.
+    assert training.spent(STARTUP) == pytest.approx(3 + 1)
+    assert training.spent(PRODUCTIVE) == pytest.approx(9)
+    assert training.spent(OTHER) == pytest.approx(0.9)
+    assert training.run.steps.taken == 10
+    training.check()
+
+
+def test_a_loss_in_a_step_and_what_follows() -> None:
+    training = trained(6)
+    training.save()
+    for step in (6, 7):
+        training.step(step)
+    before = training.now
+    wait, _ = training.begin(8)
+    training.lose(wait=wait)
+    training.pass_s(1)
+    training.load()
+    training.compile(0.5)
+    training.step(6, slices=(0,))
+    [report] = training.reports
+    assert (report.kind, report.slices, report.ended) == ("loss", (1,), "recovered")
+    assert report.began_s == pytest.approx(before)
+    assert report.wall_s == pytest.approx(0.1 + 1 + 2 + 0.5 + 1)
+    assert report.parts["drain"] == pytest.approx(0.1)
+    assert report.parts["decide"] == pytest.approx(1)
+    assert report.parts["load"] == pytest.approx(2)
+    assert report.parts["first step"] == pytest.approx(1)
+    assert str(report.lost) == "steps 6 to 8"
+    assert report.lost_s == pytest.approx(2)
+    assert training.spent(WASTED) == pytest.approx(2)
+    assert training.spent(SLICE_DOWN) == pytest.approx(1.1)
+    assert training.spent(REINITIALIZATION) == pytest.approx(3.5)
+    assert training.spent(SAVE) == pytest.approx(0.2)
+    assert training.run.steps.lost == 3
+    training.check()
+
+
+def test_without_a_word_of_the_client_executions_are_counted() -> None:
+    training = trained(6, tells=False)
+    training.save()
+    for step in (6, 7):
+        training.step(step)
+    training.lose()
+    training.load()
+    training.step(6)
+    [report] = training.reports
+    assert str(report.lost) == "executions 7 to 8"
+    assert training.run.steps.number == 7
+    training.check()
+
+
+def test_a_state_from_elsewhere_tells_nothing_of_lost_steps() -> None:
+    training = trained(6, tells=False)
+    training.lose()
+    training.compile()
+    training.step(0)
+    [report] = training.reports
+    assert report.lost is None
+    assert training.spent(WASTED) == 0
+
+
+def test_silence_is_seen_late_and_counted_from_its_begin() -> None:
+    training = trained(4)
+    wait, _ = training.begin(4)
+    silent_since = training.now
+    training.pass_s(5)
+    training.lose(since=silent_since, wait=wait)
+    training.load()
+    training.step(4)
+    [report] = training.reports
+    assert report.parts["detect"] == pytest.approx(5)
+    assert training.spent(SLICE_DOWN) == pytest.approx(5.1)
+    training.check()
+
+
+def test_a_second_loss_during_the_recovery_is_an_event_of_its_own() -> None:
+    training = trained(4)
+    training.lose(1)
+    training.pass_s(1)
+    training.load()
+    training.lose(2)
+    training.pass_s(1)
+    training.load()
+    training.step(4)
+    first, second = training.reports
+    assert (first.slices, first.ended) == ((1,), "another loss")
+    assert (second.slices, second.ended) == ((2,), "recovered")
+    assert first.began_s + first.wall_s == pytest.approx(second.began_s)
+    training.check()
+
+
+def test_losses_before_anything_is_rebuilt_are_one_event() -> None:
+    training = trained(4)
+    training.lose(1)
+    training.lose(2)
+    training.load()
+    training.step(4)
+    [report] = training.reports
+    assert report.slices == (1, 2)
+
+
+def test_a_slice_that_returns_is_taken_in() -> None:
+    training = trained(4)
+    training.lose()
+    training.load()
+    training.step(4, slices=(0,))
+    training.run.slice_back(1)
+    for step in (5, 6):
+        training.step(step, slices=(0,))
+    assert len(training.reports) == 1
+    training.run.uses((0, 1), training.now, training.now)
+    activity = training.run.begin("reshard", training.now)
+    training.run.end(activity, training.pass_s(0.5))
+    training.step(7)
+    report = training.reports[-1]
+    assert (report.kind, report.slices, report.ended) == ("scale-up", (1,), "recovered")
+    assert report.parts["reshard"] == pytest.approx(0.5)
+    assert report.wall_s == pytest.approx(1.5)
+    assert training.spent(SCALE_UP) == pytest.approx(1.5)
+    assert not training.run.returned
+    training.check()
+
+
+def test_executions_that_fail_are_no_steps() -> None:
+    training = trained(4)
+    training.lose()
+    # The client is ahead: what it dispatches fails.
+    _, followed = training.begin(4)
+    training.run.end(followed, training.now, failed=True)
+    training.load()
+    training.step(4)
+    assert training.run.steps.taken == 5
+    assert training.reports[-1].ended == "recovered"
+
+
+def test_a_client_that_gives_up() -> None:
+    training = trained(4)
+    training.lose()
+    training.run.clients(0, training.pass_s(3))
+    assert training.reports[-1].ended == "client gone"
+    training.pass_s(10)
+    # Nobody knows yet whether another comes.
+    assert training.run.status(training.now)["elapsed_s"] == pytest.approx(training.now - 10)
+    training.run.clients(1, training.now)
+    training.compile(2)
+    training.step(0)
+    training.step(1)
+    assert training.spent(RESTART) == pytest.approx(10 + 2)
+    training.check()
+
+
+def test_a_loss_that_interrupts_no_training_is_none_of_one() -> None:
+    training = Training()
+    training.lose()
+    training.run.clients(0, training.pass_s(1))
+    assert training.reports == []
+    training.check()
+
+
+def test_a_data_loader_that_is_seen() -> None:
+    training = trained(4)
+    training.pass_s(3.9)
+    training.run.client_in(True, training.now)
+    training.pass_s(1)
+    training.step(4)
+    assert training.spent(DATA) == pytest.approx(0.1 + 3.9 + 1)
+    training.check()
+
+
+ACTIONS = st.lists(
+    st.sampled_from(
+        ("step", "save", "lose 1", "lose 2", "back 1", "load", "compile", "gone", "come")
+    ),
+    max_size=30,
+)
+
+
+@given(ACTIONS, st.booleans())
+def test_whatever_happens_the_time_adds_up(actions, tells) -> None:
+    training = Training(tells=tells)
+    step, connected = 0, True
+    for action in actions:
+        if not connected and action != "come":
+            continue
+        connected = action != "gone"
+        match action.split():
+            case ["step"]:
+                training.step(step, slices=(0, 1, 2))
+                step += 1
+            case ["lose", index]:
+                training.lose(int(index), since=training.now - 0.3)
+                step = max(0, step - 2)
+            case ["back", index]:
+                training.run.slice_back(int(index))
+            case ["gone"]:
+                training.run.clients(0, training.pass_s(0.5))
+            case ["come"]:
+                training.run.clients(1, training.pass_s(0.5))
+            case [name]:
+                getattr(training, name)()
+        training.check()
+    ends = [report.began_s + report.wall_s for report in training.reports]
+    begins = [report.began_s for report in training.reports]
+    # A loss that shows late may have begun before the one before had ended.
+    assert all(b >= e - 0.3 - 1e-9 for b, e in zip(begins[1:], ends[:-1], strict=False))
