@@ -146,7 +146,9 @@ class Bench:
     def slice_up(self, slice_index: int, incarnation: int, links: list[Link]) -> None:
         self.ups.append((slice_index, incarnation, links))
 
-    def slice_lost(self, error: SliceLostError, cause: str, was_up: bool) -> None:
+    def slice_lost(
+        self, error: SliceLostError, cause: str, was_up: bool, since: float | None = None
+    ) -> None:
         self.losses.append((error, cause, was_up))
 
     def job_ends(self, text: str) -> None:

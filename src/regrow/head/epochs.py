@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, final
 
@@ -94,6 +95,7 @@ class Inquest:
         self.epoch = epoch
         self.failure = failure
         self.ping = ping
+        self.opened_at = time.monotonic()
         self.unheard: set[int] = set()
         self.waiting: list[Callable[[Verdict], None]] = []
 
@@ -155,6 +157,13 @@ class Epochs:
             ports[host] = port
 
     # --- membership ---
+
+    def suspected_since(self, host: int) -> float | None:
+        """When programs of an epoch with this host began to fail for a reason not yet known."""
+        return min(
+            (one.opened_at for one in self._inquests.values() if host in one.epoch.hosts),
+            default=None,
+        )
 
     def host_lost(self, host: int, incarnation: int, error: SliceLostError) -> None:
         """A host is lost, and with it the epochs that it was in."""

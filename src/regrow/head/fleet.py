@@ -73,8 +73,10 @@ class Owner(Protocol):
         """A slice takes work."""
         ...
 
-    def slice_lost(self, error: SliceLostError, cause: str, was_up: bool) -> None:
-        """A slice is lost."""
+    def slice_lost(
+        self, error: SliceLostError, cause: str, was_up: bool, since: float | None = None
+    ) -> None:
+        """A slice is lost, by a fault that first showed at `since`; None: now."""
         ...
 
     def job_ends(self, text: str) -> None:
@@ -295,7 +297,8 @@ class Fleet:
     def _lost(self, action: SliceLost) -> None:
         text = self.membership.describe_loss(action.index, action.incarnation, time.time())
         error = SliceLostError(action.index, action.incarnation, text)
-        self._owner.slice_lost(error, action.cause, action.was_up)
+        since = self.membership.first_sign(action.index, action.incarnation)
+        self._owner.slice_lost(error, action.cause, action.was_up, since)
         for _, member in self._of(action.index, action.incarnation):
             member.link.lose(error)
 

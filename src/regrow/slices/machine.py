@@ -239,8 +239,17 @@ class SliceMachine:
 
     # --- loss, fencing, return ---
 
-    def lose(self, cause: str, now: float, *, asked: bool = False) -> list[Action]:
-        """Declares the current incarnation lost. `asked`: by an operator, so no failed start."""
+    def lose(
+        self, cause: str, now: float, *, asked: bool = False, since: float | None = None
+    ) -> list[Action]:
+        """Declares the current incarnation lost.
+
+        Args:
+            cause: Why.
+            now: The time.
+            asked: By an operator, so it is no failed start.
+            since: When the fault first showed; None: now.
+        """
         was_up = self.state in LIVE
         self._move("lost")
         heard = [host.heard_at for host in self.hosts if host.heard_at is not None]
@@ -257,7 +266,7 @@ class SliceMachine:
             self._tell(now, f"{text}; next try in {seconds(after)}")
         self.restore_at = now + after if after is not None and self.may_start else None
         self.losses[self.incarnation] = Loss(
-            self.incarnation, cause, now, was_up, heard_at, self.during, after
+            self.incarnation, cause, now, was_up, heard_at, self.during, after, since
         )
         while len(self.losses) > _MAX_LOSSES:
             del self.losses[next(iter(self.losses))]
@@ -342,7 +351,8 @@ class SliceMachine:
         ]
         if due:
             _, host = min(due, key=lambda pair: pair[0])
-            return self.lose(self._silence(host, now), now)
+            since = host.heard_at if host.disconnected_at is None else host.disconnected_at
+            return self.lose(self._silence(host, now), now, since=since)
         if self.state == "starting" and now >= self.started_at + self._policy.start_s:
             waited = seconds(self._policy.start_s)
             return self.lose(f"not up {waited} after its start: {self.missing()}", now)

@@ -380,6 +380,8 @@ class Loss:
         heard_at: When all its hosts had last been heard; None if one never was.
         during: What the client was doing, if it had said so.
         restore_after_s: The slice is started again this long after; None: when asked.
+        since: When the fault first showed: the last sign of life, or the break of a connection,
+            where it was declared for lack of them.
     """
 
     incarnation: int
@@ -389,3 +391,4 @@ class Loss:
     heard_at: float | None = None
     during: Progressed | None = None
     restore_after_s: float | None = None
+    since: float | None = None

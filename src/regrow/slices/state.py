@@ -176,6 +176,11 @@ class Membership:
         """
         return loss_text(self._machine(index), incarnation, utc_s)
 
+    def first_sign(self, index: int, incarnation: int) -> float | None:
+        """When the fault by which an incarnation was lost first showed; None: it is not known."""
+        loss = self._machine(index).losses.get(incarnation)
+        return None if loss is None else loss.at if loss.since is None else loss.since
+
     def describe_wait(self, now: float) -> str:
         """Who is missing, for a wait until all slices are up."""
         late = [machine for machine in self._slices if machine.state not in LIVE]
