@@ -99,6 +99,7 @@ class ClusterOptions:
     allow_colocated_python: bool = True
     log_dir: str | None = None
     log_level: LogLevel = "info"
+    metrics_port: int | None = None
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -144,6 +145,8 @@ class HeadConfig:
         allow_colocated_python: Whether a client's own Python may run on the hosts.
         logs: Directory for the logs of its processes; None: one within `dir`.
         log_level: What the head writes to its log.
+        metrics_port: Port of the loopback interface where Prometheus finds metrics, 0 for any;
+            None: nowhere.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -167,6 +170,7 @@ class HeadConfig:
     allow_colocated_python: bool = True
     logs: str | None = None
     log_level: LogLevel = "info"
+    metrics_port: int | None = None
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 
@@ -209,9 +213,11 @@ class HeadConfig:
             raise UsageError(f"restore_after_s is {after!r}; it must be 0 or more seconds, or None")
 
     def _check_tcp(self) -> None:
+        if self.metrics_port is not None and not _is_port(self.metrics_port):
+            raise UsageError(f"metrics port {self.metrics_port!r} is no TCP port")
         if self.tcp is None:
             return
-        if type(self.tcp.port) is not int or not 0 <= self.tcp.port <= 65535:
+        if not _is_port(self.tcp.port):
             raise UsageError(f"port {self.tcp.port!r} is no TCP port")
         if not self.tcp.token and not self.allow_no_token:
             raise UsageError(
@@ -284,6 +290,10 @@ class HeadConfig:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"the head's configuration: {error}") from None
+
+
+def _is_port(value: object) -> bool:
+    return type(value) is int and 0 <= value <= 65535
 
 
 def _is_number(value: object) -> bool:

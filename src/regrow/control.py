@@ -34,10 +34,20 @@ Method = Literal[
     "wait_phase",
     "fault",
     "progress",
+    "traced",
+    "timeline",
     "events",
     "shutdown",
 ]
-EventKind = Literal["slice_up", "slice_lost", "client_connected", "client_gone", "job_ends"]
+EventKind = Literal[
+    "slice_up",
+    "slice_lost",
+    "client_connected",
+    "client_gone",
+    "job_ends",
+    "elastic_event",
+    "long_wait",
+]
 
 
 class Event(TypedDict):
@@ -47,8 +57,9 @@ class Event(TypedDict):
         kind: What.
         slice: Index of the slice, None where it concerns none.
         incarnation: Incarnation of the slice, None where it concerns none.
-        text: The cause, in words; may be empty.
-        took_s: slice_up: since its start was due; slice_lost: how long it had been up.
+        text: The cause, in words; may be empty. elastic_event: its timeline, in several lines.
+        took_s: slice_up: since its start was due; slice_lost: how long it had been up;
+            elastic_event: how long it took; long_wait: how long it has lasted.
         at: Seconds since 1970.
     """
 

@@ -52,6 +52,9 @@ INFER: Final = 2
 INSPECT: Final = 3
 """Indices of the functions that take part in a compilation (see `worker/partitioning.py`)."""
 
+WHERE: Final = 0
+"""Token of the function that tells where the client's main thread is; programs have higher ones."""
+
 KNOCK: Final = "0" * 16
 MAX_TOKEN_BYTES: Final = 4096
 

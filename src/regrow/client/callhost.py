@@ -22,6 +22,7 @@ from regrow.channel import rgcb, values
 from regrow.client.failures import answer_to
 from regrow.client.notice import is_news, say
 from regrow.client.settings import Settings
+from regrow.client.where import where
 from regrow.errors import Code, ProtocolError
 
 HostFunction: TypeAlias = Callable[..., Sequence[Any]]
@@ -80,7 +81,7 @@ class CallbackHost:
         self._settings = settings
         self._lock = threading.Lock()
         self._tokens = itertools.count(1)
-        self._programs: dict[int, tuple[HostFunction, ...]] = {}
+        self._programs: dict[int, tuple[HostFunction, ...]] = {rgcb.WHERE: (where,)}
         self._sockets: set[socket.socket] = set()
         self._idle = 0
         self._threads = 0
@@ -123,7 +124,7 @@ class CallbackHost:
     def registered(self) -> int:
         """How many programs have functions here."""
         with self._lock:
-            return len(self._programs)
+            return len(self._programs.keys() - {rgcb.WHERE})
 
     def _grow(self) -> None:
         if self._closed or self._threads >= _MAX_CONNECTIONS:

@@ -92,6 +92,11 @@ class Buffers:
         self.check_live(placement)
         return Buffer(self.number(), placement, self)
 
+    @property
+    def latest(self) -> int:
+        """The number of the buffer or program that was made last."""
+        return self._next
+
     def number(self) -> int:
         """A number that no buffer or program has."""
         self._next += 1
@@ -216,6 +221,13 @@ class Array:
         if self._pieces is None:
             raise StatusError(Code.INVALID_ARGUMENT, "Array has been deleted.")
         return self._pieces
+
+    def origin(self) -> Buffer | None:
+        """The buffer that its last shard belongs to; None once it is deleted."""
+        whole = self._whole
+        if whole is not None:
+            return whole
+        return self._pieces[-1][0] if self._pieces else None
 
     def piece(self, shard: int) -> Piece:
         """One shard, as a shard of some buffer.

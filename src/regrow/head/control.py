@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -73,6 +74,14 @@ class Controlled(Protocol):
 
     def progress(self, step: int | None, phase: str | None) -> None:
         """Takes what a client says that it is doing, for the texts of losses."""
+        ...
+
+    def traced(self, began: float, ended: float) -> None:
+        """Takes from when until when a client has traced programs, by the monotonic clock."""
+        ...
+
+    def timeline(self) -> dict[str, Any]:
+        """Elastic events and goodput, as JSON values."""
         ...
 
     def shutdown(self) -> None:
@@ -197,8 +206,8 @@ class ControlServer:
         if not isinstance(params, dict):
             raise UsageError("the parameters of a control request are no object")
         match method:
-            case "status":
-                return self._head.status()
+            case "status" | "timeline":
+                return getattr(self._head, method)()
             case "kill" | "stop" | "cont" | "restore":
                 done = getattr(self._head, method)(_index(params))
                 return await done if inspect.isawaitable(done) else done
@@ -212,6 +221,8 @@ class ControlServer:
                 return self._head.fault(_index(params), str(params.get("fault")))
             case "progress":
                 return self._head.progress(*_progress(params))
+            case "traced":
+                return self._head.traced(*_interval(params))
             case "events":
                 self._subscribers.add(writer)
                 return None
@@ -253,6 +264,16 @@ def _progress(params: dict[str, Any]) -> tuple[int | None, str | None]:
     if phase is not None and not (isinstance(phase, str) and _PHASE.fullmatch(phase)):
         raise UsageError(f"{phase!r} is no phase")
     return step, phase
+
+
+def _interval(params: dict[str, Any]) -> tuple[float, float]:
+    return _moment(params.get("began")), _moment(params.get("ended"))
+
+
+def _moment(value: object) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"{value!r} is no time")
+    return float(value)
 
 
 def _timeout(params: dict[str, Any]) -> float | None:

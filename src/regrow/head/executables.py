@@ -12,6 +12,7 @@ from regrow.head.callbacks import CallbackUse
 from regrow.head.compile import Compiled
 from regrow.head.epochs import Epochs
 from regrow.head.links import Link
+from regrow.observe import Program
 from regrow.wire import shardings
 from regrow.wire.shardings import Sharding
 
@@ -30,6 +31,7 @@ class Executable:
         placement: Its devices, in the order of the assignment.
         outputs: Kind, shape and sharding of each result.
         donated: Numbers of the arguments that it may reuse.
+        known: What the observer knows of it.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Executable:
         self.placement = placement
         self.donated = frozenset(compiled["donated"])
         self.outputs = _outputs(compiled, placement.devices)
+        self.known: Program | None = None
         self._replicas = replicas
         self._program = program
         self._use = use

@@ -107,6 +107,11 @@ class Gateway:
         """How many clients are connected."""
         return len(self._sessions)
 
+    @property
+    def nonces(self) -> list[str]:
+        """Of the clients that can be called back, the latest last."""
+        return [session.nonce for session in self._sessions.values() if session.nonce]
+
     def describe(self) -> list[dict[str, int]]:
         """The sessions, as JSON values."""
         return [

@@ -11,20 +11,24 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 from regrow.config import HeadConfig
 from regrow.errors import ClusterError, Code, StatusError, WaitTimeout
 from regrow.head.aides import Aide
+from regrow.head.attention import Attention
 from regrow.head.control import ControlServer, make_event
 from regrow.head.coordination_calls import serve_coordination
 from regrow.head.fleet import Fleet
 from regrow.head.gateway import PROTOCOL_MAX, PROTOCOL_MIN, Gateway
 from regrow.head.guard import Guard
+from regrow.head.metrics import MetricsServer
 from regrow.head.runtime import Runtime
 from regrow.head.topology import Topology
 from regrow.head.watch import Watch
 from regrow.launchers.local import LocalLauncher
+from regrow.observe import Report, event_lines
 from regrow.slices import Progressed
 from regrow.wire.schema import jaxlib_version
 from regrow.wire.service import Server, serve
@@ -44,13 +48,23 @@ class Head:
         self._launcher = launcher
         topology = Topology(config.slices, config.hosts_per_slice, config.devices_per_slice)
         self._compiler = Aide("compiler", "regrow.worker.main:run_compiler")
-        self._runtime = Runtime(config, topology, _arena_bytes(), self._compiler, self._changed)
+        self._runtime = Runtime(
+            config, topology, _arena_bytes(), self._compiler, self._changed, self._ended
+        )
         self._compiler.on_up = self._runtime.compiler.compiler_up
         self._compiler.on_call = self._runtime.call_client
         self._secret = secrets.token_bytes(32)
         self._fleet = Fleet(config, topology, launcher, self._secret, self._runtime)
         self._gateway = Gateway(self._runtime, self._on_clients)
         self._control = ControlServer(self, config.control_socket)
+        self._attention = Attention(
+            self._runtime.observer.run,
+            self._runtime.callbacks,
+            lambda: self._gateway.nonces,
+            self._heard,
+            self._long_wait,
+        )
+        self._metrics: MetricsServer | None = None
         self._server: Server | None = None
         self._meeting: Server | None = None
         self._stop = asyncio.Event()
@@ -86,7 +100,10 @@ class Head:
         )
         await self._control.start()
         self._meeting = serve_coordination(self._runtime.coordination, self._config.epoch_socket)
+        if self._config.metrics_port is not None:
+            self._metrics = MetricsServer(self._config.metrics_port, self.status)
         await self._fleet.open()
+        self._attention.begin()
         spec = {
             "devices": list(range(self._runtime.topology.devices)),
             "endpoint": self._config.worker_socket,
@@ -96,6 +113,9 @@ class Head:
         await self._compiler.start(self._launcher, spec, self._fleet.add_process)
 
     async def _close(self) -> None:
+        self._attention.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self._compiler.close()
         cause = self._guard.failure or "the cluster was shut down"
         self._runtime.end(StatusError.user(Code.UNAVAILABLE, cause))
@@ -134,9 +154,43 @@ class Head:
             )
         )
 
+    def _ended(self, report: Report) -> None:
+        """An elastic event has ended."""
+        lines = event_lines(report.to_json())
+        log.info("%s", "\n".join(lines))
+        self._control.publish(
+            make_event(
+                "elastic_event",
+                slice_index=report.slices[0],
+                text="\n".join(lines),
+                took_s=report.wall_s,
+            )
+        )
+
+    def _long_wait(self, text: str, waited_s: float) -> None:
+        """A wait lasts longer than it usually does."""
+        log.info("%s", text)
+        self._control.publish(make_event("long_wait", text=text, took_s=waited_s))
+
+    def _heard(self, slices: Sequence[int]) -> str:
+        """When slices were last heard."""
+        now = time.monotonic()
+        infos = [self._fleet.membership.info(index) for index in slices]
+        silent = [
+            (now - host.heard_at, info.index)
+            for info in infos
+            for host in info.hosts
+            if host.heard_at is not None
+        ]
+        if not silent:
+            return "never heard"
+        silent_s, index = max(silent)
+        return f"slice {index} was last heard {silent_s:.1f} s ago, the others later"
+
     def _on_clients(self, clients: int) -> None:
         more = clients > self._clients
         self._clients = clients
+        self._runtime.observer.run.clients(clients, time.monotonic())
         if more:
             self._client.set()
         elif not clients:
@@ -152,6 +206,7 @@ class Head:
             "name": self._config.name,
             "pid": os.getpid(),
             "target": self._config.target,
+            "metrics_port": None if self._metrics is None else self._metrics.port,
             "tcp_port": None if self._server is None else self._server.port,
             "devices": self._runtime.topology.devices,
             "clients": self._clients,
@@ -162,6 +217,7 @@ class Head:
             "jaxlib": jaxlib_version(),
             "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
             "sessions": self._gateway.describe(),
+            "timeline": self.timeline(),
         }
         return status
 
@@ -196,8 +252,17 @@ class Head:
     def progress(self, step: int | None, phase: str | None) -> None:
         """Takes what a client says that it is doing, for the texts of losses."""
         self._fleet.handle(Progressed(step, phase))
+        self._runtime.observer.run.told(step, phase, time.monotonic())
         if self._runtime.watch is not None:
             self._runtime.watch.told(step, phase)
+
+    def traced(self, began: float, ended: float) -> None:
+        """Takes from when until when a client has traced programs, by the monotonic clock."""
+        self._runtime.observer.run.spent("trace", began, ended, time.monotonic())
+
+    def timeline(self) -> dict[str, Any]:
+        """Elastic events and goodput, as JSON values."""
+        return self._runtime.observer.run.status(time.monotonic())
 
     async def wait_step(self, step: int) -> None:
         """Returns when a client says that it begins this step, or a later one."""

@@ -22,9 +22,11 @@ from regrow.head.coordination_calls import address_of
 from regrow.head.epochs import Epochs
 from regrow.head.executables import Dispatcher
 from regrow.head.links import Link
+from regrow.head.observer import Observer
 from regrow.head.topology import Topology
 from regrow.head.transfers import EpochError, Transfers
 from regrow.head.watch import Watch
+from regrow.observe import Report
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Runtime:
         arena_bytes: int,
         compiler: Aide,
         on_change: Callable[[str, int, int, str], None],
+        on_report: Callable[[Report], None] = lambda report: None,
     ) -> None:
         self.config = config
         self.topology = topology
@@ -52,6 +55,7 @@ class Runtime:
         cache = config.compile_cache_dir
         self.compiler = CompileService(compiler, DiskCache(Path(cache)) if cache else None)
         self.callbacks = Callbacks()
+        self.observer = Observer(self.buffers, self.transfers, on_report)
         self.ended: str | None = None
         self.watch: Watch | None = None
         self._on_change = on_change
@@ -77,20 +81,29 @@ class Runtime:
 
     def slice_up(self, slice_index: int, incarnation: int, links: list[Link]) -> None:
         """A slice takes work."""
+        if incarnation > 1:
+            self.observer.run.slice_back(slice_index)
         for link in links:
             self.buffers.links[link.host] = link
         if len(self.buffers.links) == self.topology.hosts:
+            self.observer.run.slices_up(time.monotonic())
             self.epochs.form_if_needed()
         self._on_change("slice_up", slice_index, incarnation, "")
 
-    def slice_lost(self, error: SliceLostError, cause: str, was_up: bool) -> None:
+    def slice_lost(
+        self, error: SliceLostError, cause: str, was_up: bool, since: float | None = None
+    ) -> None:
         """A slice is lost: waits for it end now, its peers' epoch ends, its arrays are lost."""
-        started = time.perf_counter()
-        self.buffers.slice_lost(error.slice_index, error)
+        started = time.monotonic()
         hosts = range(
             error.slice_index * self.topology.hosts_per_slice,
             (error.slice_index + 1) * self.topology.hosts_per_slice,
         )
+        if was_up:
+            signs = [since, *map(self.epochs.suspected_since, hosts)]
+            first = min((sign for sign in signs if sign is not None), default=started)
+            self.observer.run.slice_lost(error.slice_index, cause, first, started)
+        self.buffers.slice_lost(error.slice_index, error)
         for host in hosts:
             link = self.buffers.links.pop(host, None)
             if link is not None:
@@ -100,7 +113,7 @@ class Runtime:
         if was_up:
             self.epochs.form_if_needed()
         self._on_change("slice_lost", error.slice_index, error.incarnation, cause)
-        log.info("loss handled in %.1f ms", 1e3 * (time.perf_counter() - started))
+        log.info("loss handled in %.1f ms", 1e3 * (time.monotonic() - started))
 
     def job_ends(self, text: str) -> None:
         """More slices are gone than the job bears."""

@@ -85,6 +85,7 @@ class Session:
         self._send = send
         self._on_closed = on_closed
         self._init = init
+        self.nonce = nonce
         self._tables = Tables(nonce)
         self._numbered = 0
         self._held: list[bytes] = []
@@ -102,6 +103,7 @@ class Session:
             for name in dir(group):
                 if name.endswith("_request"):
                     self._handlers[name] = getattr(group, name)
+        runtime.observer.around(self._handlers, self._tables)
 
     # --- host buffers ---
 

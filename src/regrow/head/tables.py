@@ -33,6 +33,11 @@ class Later:
         if self._waiter is not None:
             self._waiter(error, value)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the answer is there."""
+        return self._outcome is not None
+
     def subscribe(self, waiter: Waiter) -> None:
         """Has `waiter` called with the answer, at once if it is there."""
         self._waiter = waiter
