@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from regrow.client import telling
 from regrow.elastic import progress
 from regrow.elastic.progress import Progress, at_snapshot, at_step, current, phase
 from regrow.errors import UsageError
@@ -16,11 +17,12 @@ from regrow.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in (("_now", Progress()), ("_line", None), ("_line_target", None)):
-        monkeypatch.setattr(progress, name, value)
+    monkeypatch.setattr(progress, "_now", Progress())
+    for name in ("_line", "_line_target"):
+        monkeypatch.setattr(telling, name, None)
     yield
-    if progress._line is not None:
-        progress._line.close()
+    if telling._line is not None:
+        telling._line.close()
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_a_head_that_is_gone_or_deaf_costs_nothing(head: socket.socket, ends: st
         connection.close()
     for step in range(1, 20_000):
         at_step(step)
-    assert progress._line is None
+    assert telling._line is None
     connection.close()
     assert current().step == 19_999
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from regrow.client import analysis, arrays, backend, callbacks, crossing, tokens
+from regrow.client import analysis, arrays, backend, callbacks, crossing, tokens, tracing
 from regrow.client.notice import say
 from regrow.client.settings import PLATFORMS, Settings
 
@@ -32,6 +32,7 @@ _HOOKS: Final[tuple[tuple[str, Callable[[], None]], ...]] = (
     ("copies of arrays to devices of another backend", crossing.install),
     ("the estimated cost of a lowered program", analysis.install),
     ("ordered effects after a failed callback", tokens.install),
+    ("the time that tracing takes", tracing.install),
 )
 _installed = False
 

@@ -8,21 +8,15 @@ for an answer; where there is none (a cluster on another machine), only this pro
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, final
 
-from regrow.control import ControlConnection
-from regrow.errors import RegrowError, UsageError
+from regrow.client.telling import tell
+from regrow.errors import UsageError
 
-_CLIENT_SOCKET: Final = "client.sock"
-_CONTROL_SOCKET: Final = "control.sock"
-_TARGET_VARIABLE: Final = "JAX_BACKEND_TARGET"
-_UNIX: Final = "grpc://unix:"
 _WORD: Final = re.compile(r"[\w-]{1,40}", re.ASCII)
 
 
@@ -44,8 +38,6 @@ class Progress:
 
 _lock = threading.Lock()
 _now = Progress()
-_line: ControlConnection | None = None
-_line_target: str | None = None
 
 
 def current() -> Progress:
@@ -93,32 +85,4 @@ def _set(**changes: int | str | None) -> None:
     global _now
     with _lock:
         _now = replace(_now, **changes)  # type: ignore[arg-type]
-        _tell(_now)
-
-
-def _tell(progress: Progress) -> None:
-    """Tells the head; whoever cannot be told is not asked again until the target changes."""
-    global _line, _line_target
-    target = os.environ.get(_TARGET_VARIABLE)
-    try:
-        if target != _line_target:
-            _line_target = target
-            _line = _connected(target)
-        if _line is not None:
-            _line.send("progress", step=progress.step, phase=progress.phase)
-            # The answers say nothing new, but unread they would fill the socket.
-            _line.take()
-    except RegrowError:
-        if _line is not None:
-            _line.close()
-        _line = None
-
-
-def _connected(target: str | None) -> ControlConnection | None:
-    if target is None or not target.startswith(_UNIX):
-        return None
-    client = Path(target.removeprefix(_UNIX))
-    control = client.with_name(_CONTROL_SOCKET)
-    if client.name != _CLIENT_SOCKET or not control.exists():
-        return None
-    return ControlConnection(str(control), timeout_s=1.0)
+        tell("progress", step=_now.step, phase=_now.phase)
