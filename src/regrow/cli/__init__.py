@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "up": "Start a cluster of local slices.",
     "down": "End a cluster.",
     "status": "Show a cluster and its slices.",
+    "timeline": "Show the elastic events of a cluster, and where the time went.",
     "slice": "Kill, stop, continue or restore a slice.",
     "env": "Print the variables that make a process a client.",
     "doctor": "Find what is wrong and tell how to mend it.",

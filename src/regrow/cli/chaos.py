@@ -10,7 +10,7 @@ import click
 from regrow.chaos.draw import DRAWN, draw_schedule
 from regrow.chaos.schedule import format_schedule
 from regrow.cli.arguments import Task, TaskCommand
-from regrow.cli.options import cluster_options, seconds, to_cluster_options
+from regrow.cli.options import cluster_options, run_options, seconds, to_cluster_options
 from regrow.cli.report import say
 from regrow.cli.run import run_task
 
@@ -41,7 +41,7 @@ from regrow.cli.run import run_task
     metavar="SECONDS",
     help="For how long after the client connected.  [default: 60]",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Say more about what happens.")
+@run_options
 def command(
     task: Task,
     seed: int | None,

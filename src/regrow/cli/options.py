@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -100,6 +101,12 @@ _OPTIONS: Final = [
         help="Keep the logs of the cluster's processes here.",
     ),
     click.option(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="Serve metrics for Prometheus on this port of 127.0.0.1; 0: any.",
+    ),
+    click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
@@ -130,6 +137,22 @@ _TCP_OPTIONS: Final = [
 ]
 
 
+_RUN_OPTIONS: Final = [
+    click.option(
+        "--budget",
+        metavar="NAME=TIME,...",
+        help="How long an elastic event may take, such as recover=2s; a breach is exit status 5.",
+    ),
+    click.option(
+        "--timeline",
+        type=click.Path(dir_okay=False, path_type=Path, resolve_path=True),
+        metavar="FILE",
+        help="Write elastic events and goodput to a .json or .png file at the end.",
+    ),
+    click.option("-v", "--verbose", is_flag=True, help="Say more about what happens."),
+]
+
+
 def cluster_options(function: _Function) -> _Function:
     """Adds the options that say what a cluster is to be like."""
     return _add(_OPTIONS, function)
@@ -138,6 +161,11 @@ def cluster_options(function: _Function) -> _Function:
 def tcp_options(function: _Function) -> _Function:
     """Adds the options for clients over TCP."""
     return _add(_TCP_OPTIONS, function)
+
+
+def run_options(function: _Function) -> _Function:
+    """Adds the options of commands that run a script."""
+    return _add(_RUN_OPTIONS, function)
 
 
 def cluster_choice(function: _Function) -> _Function:

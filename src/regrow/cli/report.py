@@ -66,7 +66,10 @@ class EventReporter:
         """Prints the line for an event, if it is worth one."""
         text = self._text(event)
         if text is not None:
-            say(f"{self.stamp()} {text}")
+            first, *more = text.splitlines()
+            say(f"{self.stamp()} {first}")
+            for line in more:
+                say(line)
 
     def _text(self, event: Event) -> str | None:
         index = event["slice"]
@@ -80,6 +83,8 @@ class EventReporter:
                 return f"slice {index} is back{after} (incarnation {event['incarnation']})"
             case "job_ends":
                 return f"the job ends: {event['text']}"
+            case "elastic_event" | "long_wait":
+                return event["text"]
             case "client_connected" if self._verbose:
                 return "a client has connected"
             case "client_gone" if self._verbose:

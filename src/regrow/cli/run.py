@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from regrow.chaos.ability import check_possible
 from regrow.chaos.schedule import FaultEvent, parse_schedule
+from regrow.cli.accounts import Accounts
 from regrow.cli.arguments import Task, TaskCommand
-from regrow.cli.options import cluster_options, to_cluster_options
+from regrow.cli.options import cluster_options, run_options, to_cluster_options
 from regrow.cli.report import healthy_line, say
 from regrow.cli.runner import Runner
 from regrow.cli.signals import unwind_on_signals
 from regrow.cluster import client_environ, start_cluster
 from regrow.home import Home
+from regrow.observe import parse_budgets
 from regrow.processes import RUN_MARK, adopted_reaped
 
 
@@ -28,13 +31,14 @@ from regrow.processes import RUN_MARK, adopted_reaped
     help="Faults, such as kill:1@5s,stop:0@step=120,kill:2@phase=load+20ms,kill:1@recovery=1 "
     "(fault, index of a slice, when; see docs/chaos.md).",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Say more about what happens.")
+@run_options
 def command(task: Task, chaos: str | None, **values: Any) -> int:
     """Run a script on a cluster of local slices made for it.
 
     The script needs no change: plain JAX in it sees the devices of all slices. When it ends, so
     does the cluster, and the exit status is the script's own; 2 for wrong usage, 3 when the cluster
-    could not start or its head died, 4 when a slice was lost and --num_elastic_instances does not allow for it.
+    could not start or its head died, 4 when a slice was lost and --num_elastic_instances does not allow for it,
+    5 when the script succeeded but an elastic event broke a --budget.
     """
     slices = to_cluster_options(values).slices
     return run_task(task, () if chaos is None else parse_schedule(chaos, slices), **values)
@@ -47,6 +51,8 @@ def run_task(
     name: str | None,
     start_timeout_s: float,
     verbose: bool,
+    budget: str | None,
+    timeline: Path | None,
     begins: Callable[[], None] = lambda: None,
     **values: Any,
 ) -> int:
@@ -58,12 +64,15 @@ def run_task(
         name: Name of the cluster.
         start_timeout_s: How long the slices may take to be up.
         verbose: Whether to say more.
+        budget: How long elastic events may take.
+        timeline: A file for the timeline of the run.
         begins: Called before anything is started, after everything was checked.
         **values: What `cluster_options` gives.
     """
     argv = task.argv()
     options = to_cluster_options(values)
     check_possible(faults)
+    accounts = Accounts(budgets=() if budget is None else parse_budgets(budget), path=timeline)
     begins()
     unwind_on_signals()
     home = Home()
@@ -78,4 +87,4 @@ def run_task(
             say(f"logs are in {supervisor.config.log_dir}; running: {' '.join(argv)}")
         environ = os.environ | client_environ(supervisor.state, home)
         environ[RUN_MARK] = supervisor.state.run_id
-        return Runner(supervisor, faults, verbose=verbose).run(argv, environ)
+        return Runner(supervisor, faults, accounts=accounts, verbose=verbose).run(argv, environ)

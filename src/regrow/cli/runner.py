@@ -13,6 +13,7 @@ from typing import Final, final
 
 from regrow.chaos.inject import Injector
 from regrow.chaos.schedule import FaultEvent, format_schedule
+from regrow.cli.accounts import Accounts
 from regrow.cli.report import EventReporter, say
 from regrow.cli.signals import Received, SignalQueue
 from regrow.control import ControlConnection, Event, request
@@ -52,6 +53,7 @@ class Runner:
         verbose: bool = False,
         output: tuple[int | None, int | None] = (None, None),
         limit_s: float | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         """Readies it.
 
@@ -61,6 +63,7 @@ class Runner:
             verbose: Whether more is said.
             output: Descriptors for the script's standard output and error; None: ours.
             limit_s: How long the script may take, in seconds; then it is ended.
+            accounts: What is made of the timeline; None: nothing.
         """
         self.happened: Sequence[FaultEvent] = ()
         self.disturbed_at: float | None = None
@@ -70,6 +73,8 @@ class Runner:
         self._output = output
         self._supervisor = supervisor
         self._faults = faults
+        self._accounts = accounts
+        self._verbose = verbose
         self._injector: Injector | None = None
         self._reporter = EventReporter(verbose=verbose)
         self._selector = selectors.DefaultSelector()
@@ -91,6 +96,7 @@ class Runner:
             while self._script.poll() is None:
                 self._step()
             self._end_left_behind()
+            self._last_events()
             return self._status()
 
     @contextlib.contextmanager
@@ -184,6 +190,11 @@ class Runner:
         for event in events:
             self._on_event(event)
 
+    def _last_events(self) -> None:
+        """Tells what the head has told and nobody has read yet."""
+        if self._control in self._selector.get_map():
+            self._on_control()
+
     def _on_event(self, event: Event) -> None:
         self._reporter.report(event)
         if event["kind"] == "slice_lost" and event["slice"] is not None:
@@ -255,7 +266,11 @@ class Runner:
             return NOT_ELASTIC_STATUS
         if self._head_died and status in (128 + signal.SIGTERM, 128 + signal.SIGKILL):
             return CLUSTER_STATUS
-        return status
+        if self._accounts is None or self._head_died:
+            return status
+        path = self._supervisor.config.control_socket
+        broken = self._accounts.settle(path, verbose=self._verbose)
+        return status or broken
 
     def _ask_whether_ended(self) -> str | None:
         with contextlib.suppress(RegrowError):
