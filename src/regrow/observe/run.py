@@ -263,6 +263,9 @@ class Run:
         steps, self._steps_of_event = self._steps_of_event, {}
         if event is None or not self._running:
             return  # Nothing has been trained yet that could go on.
+        if ended == "client gone" and not event.noticed:
+            self.ledger.switch_since(goodput.OTHER, event.began, now)
+            return  # The client had done what it wanted.
         report = self._report(event, end, ended)
         self._events += 1
         self._counts[event.kind] += 1

@@ -198,6 +198,14 @@ class ElasticEvent:
         self.steps.append((now, step))
 
     @property
+    def noticed(self) -> bool:
+        """Whether the client has met it: with what it waited for, or with what it asked since."""
+        return any(
+            (one.failed if one.began < self.declared else one.kind != "snapshot")
+            for one in self._activities
+        )
+
+    @property
     def rebuilt_since(self) -> float | None:
         """When the client began to rebuild; None: it has not, as far as is known."""
         begins = [

@@ -1,0 +1,136 @@
+"""What the head sees of a client's work, by its requests."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from head_client import Client
+from head_world import World, compiled, run, tiled
+from session_noise import compile_options, compiling
+
+from regrow.observe import Report
+from regrow.wire.schema import proxy
+
+DEVICES = [0, 1, 2]
+
+
+class Trainer:
+    """A client whose program runs on all slices, or on some."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.reports: list[Report] = []
+        self.run = world.runtime.observer.run
+        self.run._on_report = self.reports.append
+        self.client = Client(world)
+        self.run.clients(1, monotonic())
+        world.compile = lambda command: compiled(name="jit_step", outputs=[(11, (4096,))] * 2)
+        self.handle = 0
+
+    async def compile(self, devices: list[int]) -> None:
+        self.client.give(compiling(b"step", compile_options([[one] for one in devices])))
+        response = await self.client.answer()
+        self.handle = response.compile_response.loaded_executable_handle
+        self.client.put(1, [0.0] * len(devices), tiled(devices, (len(devices),)))
+
+    def execute(self) -> None:
+        request = proxy.IfrtRequest()
+        body = request.loaded_executable_execute_request
+        body.loaded_executable_handle = self.handle
+        body.args_handles.append(1)
+        body.result_array_handle.extend((8, 9))
+        self.client.give(request)
+
+    async def step(self) -> Any:
+        self.execute()
+        return await self.client.ask("check_value_ready_request", value_handles=[8])
+
+
+def test_a_training_that_loses_a_slice_and_gets_it_back() -> None:
+    async def main(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.compile(DEVICES)
+        for _ in range(4):
+            await trainer.step()
+        assert trainer.run.steps.number == 4
+        assert trainer.run.steps.main is not None
+        assert trainer.run.steps.main.name == "jit_step"
+        assert not trainer.run.open
+        assert trainer.run.quiet_since is not None
+
+        trainer.execute()
+        trainer.client.send("check_value_ready_request", value_handles=[8])
+        assert [activity.kind for activity in trainer.run.open] == ["wait"]
+        world.lose(1)
+        assert (await trainer.client.answer()).response_metadata.status.code
+        assert trainer.run.event is not None
+        # What is dispatched in vain is no step.
+        assert (await trainer.step()).response_metadata.status.code
+        assert trainer.run.event is not None
+        await trainer.compile([0, 2])
+        await trainer.step()
+        [report] = trainer.reports
+        assert (report.kind, report.slices, report.ended) == ("loss", (1,), "recovered")
+        assert report.parts["compile"] > 0
+        assert report.parts["first step"] > 0
+        assert trainer.run.steps.taken == 6
+
+        world.up(1)
+        await trainer.step()
+        assert len(trainer.reports) == 1
+        await trainer.compile(DEVICES)
+        await trainer.step()
+        assert [one.kind for one in trainer.reports] == ["loss", "scale-up"]
+        assert trainer.reports[-1].slices == (1,)
+
+    run(main, slices=3, devices=1)
+
+
+def test_a_snapshot_is_known_when_it_was_waited_for() -> None:
+    async def main(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.compile(DEVICES)
+        for _ in range(4):
+            await trainer.step()
+
+        async def save() -> None:
+            trainer.client.send(
+                "copy_arrays_request",
+                array_handles=[8],
+                result_handles=[20],
+                memory_kind="pinned_host",
+            )
+            await trainer.step()
+            await trainer.client.ask("check_value_ready_request", value_handles=[20])
+
+        await save()
+        assert trainer.run.steps._saved == 4
+        world.lose(1)
+        await trainer.compile([0, 2])
+        trainer.client.put(2, [0.0, 0.0], tiled([0, 2], (2,), "pinned_host"))
+        trainer.client.send(
+            "copy_arrays_request", array_handles=[2], result_handles=[3], memory_kind="device"
+        )
+        await trainer.step()
+        [report] = trainer.reports
+        assert str(report.lost) == "execution 5"
+        assert report.parts["load"] > 0
+
+    run(main, slices=3, devices=1)
+
+
+def test_health_checks_rebuild_nothing() -> None:
+    async def main(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.compile(DEVICES)
+        for _ in range(4):
+            await trainer.step()
+        world.lose(1)
+        world.compile = lambda command: compiled(name="jit_check")
+        trainer.client.give(compiling(b"check", compile_options([[0]])))
+        await trainer.client.answer()
+        assert trainer.run.event is not None
+        assert trainer.run.event.rebuilt_since is None
+
+    run(main, slices=3, devices=1)
