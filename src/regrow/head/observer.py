@@ -67,17 +67,18 @@ class Observer:
     def _around_compile(self, handler: Handler, tables: Tables) -> Handler:
         def compile_request(body: Any) -> Any:
             answer = handler(body)
-            if type(answer) is not Later:
+            if type(answer) is not Later or answer.settled:
                 return answer
             activity = self.run.begin("compile", monotonic(), "a program to be compiled")
 
             def done(error: Any, response: Any) -> None:
-                if error is None:
+                if response is not None:
                     made = response.compile_response.loaded_executable_handle
                     self._compiled(activity, tables.programs.get(made))
                 self.run.end(activity, monotonic(), failed=error is not None)
 
-            return _watched(answer, done)
+            answer.watch(done)
+            return answer
 
         return compile_request
 
@@ -168,7 +169,8 @@ class Observer:
             latest = aid > self._before_launch
             run.waited(activity, monotonic(), failed=failed, for_all=latest)
 
-        return _watched(answer, done)
+        answer.watch(done)
+        return answer
 
     def _around_fetch(self, handler: Handler, tables: Tables) -> Handler:
         def loaded_executable_fetch_execute_result_request(body: Any) -> Any:
@@ -270,15 +272,3 @@ def _results(body: Any, answer: Any) -> list[int]:
         return list(given)
     outputs = answer.loaded_executable_execute_response.outputs
     return [output.array_handle for output in outputs]
-
-
-def _watched(answer: Later, done: Callable[[Any, Any], None]) -> Later:
-    """An answer that tells `done` before it goes on to whoever waits."""
-    relay = Later()
-
-    def settle(error: Any, value: Any) -> None:
-        done(error, value)
-        relay.settle(error, value)
-
-    answer.subscribe(settle)
-    return relay

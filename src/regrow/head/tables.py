@@ -19,9 +19,10 @@ Settle: TypeAlias = "Callable[[StatusError | None, Any], None]"
 class Later:
     """An answer that comes later, once."""
 
-    __slots__ = ("_outcome", "_waiter")
+    __slots__ = ("_outcome", "_waiter", "_watcher")
 
     def __init__(self) -> None:
+        self._watcher: Waiter | None = None
         self._waiter: Waiter | None = None
         self._outcome: tuple[StatusError | None, Any] | None = None
 
@@ -30,6 +31,8 @@ class Later:
         if self._outcome is not None:
             return
         self._outcome = (error, value)
+        if self._watcher is not None:
+            self._watcher(error, value)
         if self._waiter is not None:
             self._waiter(error, value)
 
@@ -37,6 +40,10 @@ class Later:
     def settled(self) -> bool:
         """Whether the answer is there."""
         return self._outcome is not None
+
+    def watch(self, watcher: Waiter) -> None:
+        """Has `watcher` called with an answer that is not there yet, before who waits for it."""
+        self._watcher = watcher
 
     def subscribe(self, waiter: Waiter) -> None:
         """Has `waiter` called with the answer, at once if it is there."""

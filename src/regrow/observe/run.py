@@ -216,7 +216,12 @@ class Run:
         if for_all and not failed:
             self._in_flight = False
             self.quiet_since = now
-        self.end(activity, now, failed=failed)
+        if self.event is not None or activity.kind != "wait":
+            self.end(activity, now, failed=failed)
+            return
+        activity.ended, activity.failed = now, failed
+        self.open.discard(activity)
+        self._settle(now)
 
     def client_in(self, loader: bool, now: float) -> None:
         """Where the client is, that asks for nothing: in a data loader, or elsewhere."""

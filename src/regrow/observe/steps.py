@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, NamedTuple, final
+from typing import Final, TypeAlias, final
 
 from regrow.observe.timeline import LostSteps
 
@@ -29,12 +29,9 @@ class Program:
     count: int = 0
 
 
-class Mark(NamedTuple):
-    """An execution of the step: its number, the step that was told, and the productive time before."""
-
-    number: int
-    told: int | None
-    productive_s: float
+# Of an execution of the step: its number, the step that was told, the productive time before it.
+# A plain tuple, for one is made in each step of a training.
+Mark: TypeAlias = tuple[int, int | None, float]
 
 
 @final
@@ -81,7 +78,7 @@ class Steps:
             return False
         self.number += 1
         self.taken += 1
-        self._marks.append(Mark(self.number, told, productive_s))
+        self._marks.append((self.number, told, productive_s))
         return True
 
     def _becomes_main(self, program: Program) -> bool:
@@ -117,10 +114,10 @@ class Steps:
             time that went into them.
         """
         if resumed is not None:
-            told = [mark.told for mark in self._marks if mark.told is not None]
-            last = max(told, default=resumed - 1)
+            seen = [told for _, told, _ in self._marks if told is not None]
+            last = max(seen, default=resumed - 1)
             lost = LostSteps(resumed, last, False) if resumed <= last else None
-            again = (m.number for m in self._marks if m.told is not None and m.told >= resumed)
+            again = (n for n, told, _ in self._marks if told is not None and told >= resumed)
             number = min(again, default=self.number + 1) - 1
         elif loaded and self._saved is not None and self._saved < self.number:
             number = self._saved
@@ -132,8 +129,8 @@ class Steps:
     def _go_back(self, number: int, productive_s: float) -> float:
         """Forgets what came after an execution; returns the productive time since then."""
         since = productive_s
-        while self._marks and self._marks[-1].number > number:
-            since = self._marks.pop().productive_s
+        while self._marks and self._marks[-1][0] > number:
+            since = self._marks.pop()[2]
         self.lost += self.number - number
         self.number = number
         return productive_s - since
