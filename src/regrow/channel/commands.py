@@ -217,6 +217,25 @@ class Fail(NamedTuple):
     fault: str
 
 
+class StartTrace(NamedTuple):
+    """Begin to record what the process does; any trace that goes on is dropped.
+
+    `host_level` is the `host_tracer_level` of JAX's ProfileOptions.
+    """
+
+    rid: int
+    host_level: int
+
+
+class StopTrace(NamedTuple):
+    """Stop recording, and write the trace to `DIRECTORY/plugins/profile/SESSION/NAME.*`."""
+
+    rid: int
+    directory: str
+    session: str
+    name: str
+
+
 class SetColocated(NamedTuple):
     """Load a colocated Python program: the user's own code, pickled by the user's own process.
 
@@ -366,6 +385,8 @@ _COMMANDS: Final[tuple[type[Any], ...]] = (
     Callback,
     CallbackFreed,
     Fail,
+    StartTrace,
+    StopTrace,
 )
 _OPS: Final[dict[type[Any], int]] = {command: op for op, command in enumerate(_COMMANDS)}
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from regrow.channel import rgcb
+from regrow.client import profiler
 from regrow.client.callhost import CallbackHost, dial, knock
 from regrow.client.settings import Settings
 from regrow.client.slack import coarse_timers
@@ -72,6 +73,7 @@ def _hooked(stock: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         # Not at the exit, which waits for callbacks that still run.
         weakref.finalize(client, host.close).atexit = False
         host.start()
+        profiler.admit_directories()
         return client
 
     return get_client

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from regrow.client import analysis, arrays, backend, callbacks, crossing, tokens, tracing
+from regrow.client import analysis, arrays, backend, callbacks, crossing, profiler, tokens, tracing
 from regrow.client.notice import say
 from regrow.client.settings import PLATFORMS, Settings
 
@@ -33,6 +33,7 @@ _HOOKS: Final[tuple[tuple[str, Callable[[], None]], ...]] = (
     ("the estimated cost of a lowered program", analysis.install),
     ("ordered effects after a failed callback", tokens.install),
     ("the time that tracing takes", tracing.install),
+    ("traces of the hosts by the profiler", profiler.install),
 )
 _installed = False
 

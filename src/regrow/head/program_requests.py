@@ -15,9 +15,12 @@ from regrow.head.colocated import Colocated
 from regrow.head.compile import Compiled
 from regrow.head.executables import Executable, memory_stats
 from regrow.head.links import malformed, pairs, unknown
+from regrow.head.profile import MARK, Profile
 from regrow.head.reshard import Reshard
 from regrow.head.runtime import Runtime
 from regrow.head.tables import Later, Tables
+from regrow.wire import shardings
+from regrow.wire.dtypes import PRED
 from regrow.wire.schema import ifrt, proxy
 
 _XLA: Final = "xla::ifrt::XlaProgram"
@@ -97,8 +100,22 @@ class ProgramRequests:
         return later
 
     def _compile_plugin(self, body: Any) -> Any:
+        if MARK in body.program.data:
+            return self._compile_profile(body)
         reshard = Reshard(bytes(body.program.data))
         return self._compiled(reshard, reshard.devices, None)
+
+    def _compile_profile(self, body: Any) -> Any:
+        if not self._runtime.config.allow_colocated_python:
+            raise StatusError(
+                Code.UNIMPLEMENTED,
+                "traces are written by the hosts, and the owner of this cluster lets clients do "
+                "nothing of their own there",
+            )
+        links = self._runtime.buffers.links
+        profile = Profile(bytes(body.program.data), links)
+        device = self._runtime.topology.devices_of_host(min(links, default=0))[0]
+        return self._compiled(profile, (device,), None)
 
     def _compile_colocated(self, body: Any) -> Any:
         if not self._runtime.config.allow_colocated_python:
@@ -207,6 +224,8 @@ class ProgramRequests:
         program = self._program(body.loaded_executable_handle)
         if isinstance(program, Reshard):
             return self._run_reshard(program, body)
+        if isinstance(program, Profile):
+            return self._run_profile(program, body)
         status: list[Piece] | StatusError
         try:
             outs, status = self._run(program, body)
@@ -238,7 +257,7 @@ class ProgramRequests:
         return made, pieces
 
     def _executed(
-        self, body: Any, outputs: Any, outs: list[Any], status: list[Piece] | StatusError
+        self, body: Any, outputs: Any, outs: list[Any], status: list[Piece] | StatusError | Later
     ) -> Any:
         response = proxy.IfrtResponse()
         done = response.loaded_executable_execute_response
@@ -276,6 +295,23 @@ class ProgramRequests:
         status: Any = next((out for out in outs if isinstance(out, StatusError)), [])
         return self._executed(body, outputs, outs, status)
 
+    def _run_profile(self, program: Profile, body: Any) -> Any:
+        done = program.toggle()
+        if not program.with_output:
+            return self._executed(body, [], [], done)
+        # pathwaysutils wants one array, and does not look at it.
+        host = min(self._runtime.buffers.links, default=0)
+        device = self._runtime.topology.devices_of_host(host)[0]
+        sharding = shardings.single_device(device, None)
+        output = (PRED, (1,), sharding)
+        out: Array | StatusError
+        try:
+            buffer = self._runtime.transfers.put(b"\0", *output[:2], None, sharding)
+            out = Array(*output, whole=buffer)
+        except StatusError as error:
+            out = error.fresh()
+        return self._executed(body, [output], [out], done)
+
     def loaded_executable_fetch_execute_result_request(self, body: Any) -> Any:
         """Waits for the end of an execution."""
         status = self._tables.statuses.pop(body.result_status_handle, None)
@@ -290,7 +326,10 @@ class ProgramRequests:
             response.loaded_executable_fetch_execute_result_response.SetInParent()
             later.settle(error, response)
 
-        self._runtime.transfers.ready(status, done)
+        if isinstance(status, Later):
+            status.subscribe(done)
+        else:
+            self._runtime.transfers.ready(status, done)
         return later
 
     # --- the end ---

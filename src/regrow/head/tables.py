@@ -69,7 +69,7 @@ class Tables:
         self.arrays: dict[int, Array | StatusError] = {}
         self.programs: dict[int, Any] = {}
         self.host_buffers: dict[int, Any] = {}
-        self.statuses: dict[int, list[Piece] | StatusError] = {}
+        self.statuses: dict[int, list[Piece] | StatusError | Later] = {}
         self.closed = False
         self._next = SERVER_HANDLES_FROM
 

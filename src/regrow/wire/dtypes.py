@@ -10,6 +10,7 @@ import numpy as np
 
 from regrow.errors import Code, StatusError
 
+PRED: Final = 1
 TOKEN: Final = 17
 STRING: Final = 99
 

@@ -28,6 +28,7 @@ from regrow.worker.programs import Program
 from regrow.worker.promises import Promises
 from regrow.worker.reads import Reads
 from regrow.worker.store import Part, PartError, Store, epoch_over, is_ready, wait_for
+from regrow.worker.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Host:
         )
         reads = Reads(self.store, self._memory, self._helpers.submit, self.report)
         faults = Faults()
+        traces = Traces(self._helpers.submit, self.report)
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             c.Ping: self._ping,
             c.FailEpoch: self._fail_epoch,
@@ -99,6 +101,8 @@ class Host:
             c.FormEpoch: self._form_epoch,
             c.Adopt: self._adopt,
             c.SetColocated: self._set_colocated,
+            c.StartTrace: traces.start,
+            c.StopTrace: traces.stop,
             c.Exit: self._exit,
         }
 
