@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,11 @@ def test_all_hosts_are_traced(tmp_path: Path, how: str) -> None:
             assert line or process.poll() is None, process.communicate()[1]
         cluster.kill(1)
         output, errors = process.communicate("go on\n", timeout=60)
+        left = tmp_path / "left" / "plugins"
+        deadline = time.monotonic() + 20
+        while len(list(left.rglob("slice0-host0.*"))) < 2:
+            assert time.monotonic() < deadline, "the hosts did not write what was left"
+            time.sleep(0.05)
     assert process.returncode == 0, errors
     assert output.split()[-1] == "done"
     found = traces(tmp_path / "all")

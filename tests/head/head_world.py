@@ -117,6 +117,7 @@ class ModelHost(Peer):
         self.loads: dict[int, c.Load] = {}
         self.leases: dict[int, list[int]] = {}
         self.epochs: list[Any] = []
+        self.traces: list[Any] = []
         self.answers_pings = True
         self.keeps_leases = False
         self.expected: dict[int, c.Expect] = {}
@@ -265,6 +266,17 @@ class ModelHost(Peer):
 
     def _setcolocated(self, command: Any) -> None:
         self.loads[command.exe] = command
+
+    def _starttrace(self, command: c.StartTrace) -> None:
+        self.traces.append(command)
+        self.report(c.Reply(command.rid, None))
+
+    def _stoptrace(self, command: c.StopTrace) -> None:
+        self.traces.append(command)
+        if command.directory == "/full":
+            self.report(c.Failed(command.rid, int(Code.FAILED_PRECONDITION), "no room", 0))
+        else:
+            self.report(c.Reply(command.rid, None))
 
     def _unload(self, command: c.Unload) -> None:
         for exe in command.exes:

@@ -46,4 +46,7 @@ jax.profiler.stop_trace()
 step(jax.devices()[:1])
 with jax.profiler.trace(out / "again"):
     step(jax.devices()[:1])
+# Whoever ends within a trace leaves it all the same.
+jax.profiler.start_trace(out / "left")
+step(jax.devices()[:1])
 print("done", flush=True)
