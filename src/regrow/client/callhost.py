@@ -81,7 +81,7 @@ class CallbackHost:
         self._settings = settings
         self._lock = threading.Lock()
         self._tokens = itertools.count(1)
-        self._programs: dict[int, tuple[HostFunction, ...]] = {rgcb.WHERE: (where,)}
+        self._programs: dict[int, tuple[HostFunction, ...]] = {}
         self._sockets: set[socket.socket] = set()
         self._idle = 0
         self._threads = 0
@@ -124,7 +124,7 @@ class CallbackHost:
     def registered(self) -> int:
         """How many programs have functions here."""
         with self._lock:
-            return len(self._programs.keys() - {rgcb.WHERE})
+            return len(self._programs)
 
     def _grow(self) -> None:
         if self._closed or self._threads >= _MAX_CONNECTIONS:
@@ -201,7 +201,7 @@ class CallbackHost:
                 self._grow()
 
     def _answer(self, token: int, index: int, rest: memoryview) -> list[values.Buffer]:
-        functions = self._programs.get(token)
+        functions = (where,) if token == rgcb.WHERE else self._programs.get(token)
         if functions is None or index >= len(functions):
             text = "a program called a host callback that does not exist any longer"
             return [rgcb.failure(Code.CANCELLED, text)]
