@@ -119,6 +119,23 @@ def test_a_second_loss_during_the_recovery_is_an_event_of_its_own() -> None:
     training.check()
 
 
+def test_a_step_that_is_begun_again_twice_is_where_it_goes_on() -> None:
+    training = trained(4)
+    run = training.run
+    training.lose(1)
+    training.load()
+    training.begin(2)
+    training.lose(2)
+    run.told(2, "load", training.now)
+    training.load()
+    run.told(2, "step", training.now)  # The phase is over; no step has begun.
+    assert run.event is not None
+    assert run.event.steps == []
+    training.step(2)
+    assert [str(report.lost) for report in training.reports] == ["None", "steps 2 to 3"]
+    training.check()
+
+
 def test_losses_before_anything_is_rebuilt_are_one_event() -> None:
     training = trained(4)
     training.lose(1)

@@ -24,6 +24,7 @@ _PHASES: Final[dict[str, Kind]] = {
     "snapshot": "snapshot",
 }
 _DATA: Final = "data"
+_STEP: Final = "step"
 _SHARE: Final = 0.1
 
 
@@ -123,7 +124,9 @@ class Run:
 
     def told(self, step: int | None, phase: str | None, now: float) -> None:
         """The client says what it is doing."""
-        if step is not None and step != self.steps.told:
+        # A new phase is told with the old step; the same of both is a step that is begun again.
+        again = phase == self._phase_name == _STEP
+        if step is not None and (step != self.steps.told or again):
             self.steps.told = step
             if self.event is not None:
                 self.event.told(step, now)
