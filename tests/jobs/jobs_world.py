@@ -348,15 +348,17 @@ class World:
         assert self.manager is not None
         status = self.manager.status()
         for shape in {str(hosts.shape) for hosts in self.hosts.values()}:
-            left = sum(str(hosts.shape) == shape for hosts in self.hosts.values())
-            left -= self.policy.spares
+            room = sum(str(hosts.shape) == shape for hosts in self.hosts.values())
+            room -= self.policy.spares
             jobs = [job for job in status["jobs"] if job["shape"] == shape]
-            enough = sum(job["wanted"] for job in jobs) <= left
+            enough = sum(job["wanted"] for job in jobs) <= room
             for job in jobs:
-                left -= job["wanted"]
                 client = self.clients[job["name"]]
-                if not enough and (left < 0 or not client.spec.preempts):
-                    break
+                # Those of its own priority may have come first.
+                rivals = [other for other in jobs if other["priority"] >= job["priority"]]
+                fits = sum(other["wanted"] for other in rivals) <= room
+                if not (enough or (fits and client.spec.preempts)):
+                    continue
                 assert job["phase"] == "running", status
                 assert len(job["leases"]) == job["wanted"], status
                 assert client.running, status

@@ -31,6 +31,7 @@ _COMMANDS: Final = {
     "doctor": "Find what is wrong and tell how to mend it.",
     "plan": "Rank the ways to split a training over slices.",
     "bench": "Time shardings, and the network between slices.",
+    "manifest": "Print manifests for Kubernetes.",
     "head": "Run a head in the foreground, with the flags of Pathways.",
     "cloud": "A local Cloud TPU: its API, and slices of local processes.",
 }

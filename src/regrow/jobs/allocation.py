@@ -85,6 +85,7 @@ class _Pool:
         self._idle = sorted(one.index for one in slices if one.state == "idle")
         self._coming = sorted(one.index for one in slices if one.state in ("asked", "fencing"))
         self._failed = sorted(one.index for one in slices if one.state == "failed")
+        self._passed_over = min((job.spec.priority for job in jobs), default=0)
         self._active: dict[str, list[Slice]] = {job.name: [] for job in jobs}
         for one in slices:
             if one.state == "leased" and one.job in self._active:
@@ -115,6 +116,8 @@ class _Pool:
             self._evict(job, eviction)
         coming = self._coming[: missing - len(ready)]
         self._claim(job, ready, coming)
+        if len(ready) + len(coming) < missing:
+            self._pass_over(job)
         if job.phase == "running" or len(ready) >= required:
             self._lease(job, ready)
         if coming:
@@ -125,6 +128,9 @@ class _Pool:
         common = max(0, len(self._idle) - self._spares)
         kept = len(self._idle) - common
         lost = len(job.lost) if job.phase == "running" else 0
+        if job.spec.priority < self._passed_over:
+            # Whoever has less than it wants above would take it from this job at once.
+            lost = 0
         return min(missing, common + min(kept, lost))
 
     def _evictions(self, job: Job, wanted: int, *, whole: bool = False) -> list[Evict]:
@@ -176,6 +182,7 @@ class _Pool:
             there = f"the cluster has {_count(self._size)} of its shape"
             self._plan.waits[job.name] = f"needs {required} slices, and {there}"
             return
+        self._pass_over(job)
         missing = required - len(ready) - len(coming)
         hoped = self._failed[:missing]
         if len(hoped) == missing:
@@ -191,6 +198,10 @@ class _Pool:
             # What others borrowed it could not take back.
             self._claim(job, ready, coming)
         self._plan.waits[job.name] = f"waits for {_count(required)}: all are in use"
+
+    def _pass_over(self, job: Job) -> None:
+        if job.spec.preempts:
+            self._passed_over = max(self._passed_over, job.spec.priority)
 
     def _claim(self, job: Job, ready: list[int], coming: list[int]) -> None:
         self._idle = [index for index in self._idle if index not in ready]
