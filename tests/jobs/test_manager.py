@@ -428,6 +428,8 @@ def test_a_job_that_does_not_report_to_a_restarted_manager_has_ended() -> None:
     cluster.submit("two", 1)
     cluster.restart_manager()
     cluster.do(JobReport("one", 1, suspended=False, leases=((0, 1),)))
+    for index in (0, 1):
+        cluster.do(SliceReport(index, SHAPE, running=(1,)))
     cluster.wait(5)
     assert cluster.names() == {"one"}
     assert [one.index for one in cluster.of(Fence)] == [1]
@@ -464,3 +466,15 @@ def test_every_change_has_its_reason() -> None:
     assert "suspending: job high (priority 2000) needs 1 slice" in texts
     assert cluster.manager.take_changes()
     assert cluster.manager.take_changes() == []
+
+
+def test_hosts_that_do_not_report_to_a_restarted_manager_are_lost() -> None:
+    cluster = Cluster(2, report_s=5)
+    cluster.submit("one", 1)
+    cluster.restart_manager()
+    cluster.do(JobReport("one", 1, suspended=False, leases=((0, 1),)))
+    cluster.do(SliceReport(1, SHAPE))
+    cluster.wait(5)
+    assert cluster.slice(0)["state"] == "failed"
+    assert cluster.leases("one") == {0: 1}
+    assert cluster.manager.deadline() is None

@@ -55,7 +55,7 @@ def storm(
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(
-    max_examples=40,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

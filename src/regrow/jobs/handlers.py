@@ -15,6 +15,7 @@ from regrow.jobs.model import (
     JobSubmitted,
     JobSuspended,
     ResumeRequested,
+    SliceEvent,
     SliceFailed,
     SliceIdle,
     SliceReport,
@@ -27,7 +28,7 @@ from regrow.jobs.model import (
 from regrow.jobs.records import Job, Slice
 
 
-def handle(ledger: Ledger, event: Event) -> None:  # noqa: C901 - one line for each event
+def handle(ledger: Ledger, event: Event) -> None:
     """Takes an event. What comes late, twice, or of an old incarnation changes nothing.
 
     Raises:
@@ -52,12 +53,8 @@ def handle(ledger: Ledger, event: Event) -> None:  # noqa: C901 - one line for e
             _job_report(ledger, event)
         case SliceReturned():
             _returned(ledger, event)
-        case SliceFailed():
-            _slice_failed(ledger, event)
-        case SliceIdle():
-            _slice_idle(ledger, event)
-        case SliceReport():
-            _slice_report(ledger, event)
+        case SliceFailed() | SliceIdle() | SliceReport():
+            _slice_event(ledger, event)
         case _:
             assert_never(event)
 
@@ -169,6 +166,18 @@ def _job_report(ledger: Ledger, event: JobReport) -> None:
 
 
 # --- what hosts tell ----------------------------------------------------------------------------
+
+
+def _slice_event(ledger: Ledger, event: SliceEvent) -> None:
+    match event:
+        case SliceFailed():
+            _slice_failed(ledger, event)
+        case SliceIdle():
+            _slice_idle(ledger, event)
+        case SliceReport():
+            _slice_report(ledger, event)
+    if event.index in ledger.slices and not isinstance(event, SliceFailed):
+        ledger.slices[event.index].report_by = None
 
 
 def _slice_failed(ledger: Ledger, event: SliceFailed) -> None:

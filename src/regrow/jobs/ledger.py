@@ -177,6 +177,7 @@ class Ledger:
 
     def lose(self, one: Slice, cause: str) -> None:
         """Ends a lease whose slice is lost, if it is leased."""
+        one.report_by = None
         if one.state == "failed":
             return
         self.tell(f"failed: {cause}", one.job, one)
@@ -206,6 +207,7 @@ class Ledger:
                 job.due = self.now + self.policy.grace_s
             job.report_by = self.now + self.policy.report_s
         for one in self.slices.values():
+            one.report_by = self.now + self.policy.report_s
             if one.due is not None:
                 wait_s = self.policy.grace_s if one.state == "asked" else self.policy.fence_s
                 one.due = self.now + wait_s

@@ -55,7 +55,9 @@ class Manager:
             elif job.due is not None and now >= job.due:
                 self._ledger.overdue(job)
         for one in self._ledger.slices.values():
-            if one.due is not None and now >= one.due:
+            if one.report_by is not None and now >= one.report_by:
+                self._ledger.lose(one, "its hosts did not report to the restarted manager")
+            elif one.due is not None and now >= one.due:
                 self._ledger.slice_overdue(one)
         return self._settle()
 
@@ -63,7 +65,7 @@ class Manager:
         """When `tick` must be called at the latest."""
         jobs, slices = self._ledger.jobs.values(), self._ledger.slices.values()
         times = [time for job in jobs for time in (job.due, job.report_by)]
-        times += [one.due for one in slices]
+        times += [time for one in slices for time in (one.due, one.report_by)]
         return min((time for time in times if time is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:

@@ -91,6 +91,7 @@ class Slice:
         job: Whose it is, while leased or asked.
         rank: Which slice of that job.
         due: When it must be given back or fenced.
+        report_by: When its hosts must have reported to a restarted manager; None: they have.
         reason: Why it is in its state.
     """
 
@@ -101,6 +102,7 @@ class Slice:
     job: str | None = None
     rank: int | None = None
     due: float | None = None
+    report_by: float | None = None
     reason: str = ""
 
 
