@@ -7,6 +7,7 @@ from typing import Any
 import click
 import yaml
 
+from regrow.cli.report import say
 from regrow.jobs.priorities import PriorityClass
 from regrow.manifests.jobset import JobSetOptions, documents
 from regrow.manifests.nodes import Nodes, cpu_nodes, gpu_nodes, tpu_nodes
@@ -95,6 +96,8 @@ def jobset(
             "clients and workers present a token: name the secret with --token-secret, "
             "or, on a closed network, say --allow-no-token"
         )
+    if values["controller"] == "single":
+        say("the head takes no hosts from other machines yet: the pods `worker` will not start")
     _print(documents(JobSetOptions(nodes=nodes, command=program, **values)))
 
 
@@ -107,7 +110,7 @@ def jobset(
 def priorityclass(
     name: str, value: int, global_default: bool, description: str, never_preempt: bool
 ) -> None:
-    """Print a PriorityClass, which `regrow up --priorities` reads as well."""
+    """Print a PriorityClass; Regrow's resource manager reads it as well."""
     one = PriorityClass(
         name=name,
         value=value,
