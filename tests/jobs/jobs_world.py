@@ -256,6 +256,9 @@ class World:
     def suspend(self, client: Client, attempt: int) -> None:
         self.preemptions += 1
         name = client.spec.name
+        if client.attempt < attempt:
+            # It overtook the start, which a connection would not let it.
+            return
         if not self.calm and self.random.random() < self.manners.refuses:
             self.tell(SuspendRefused(name, attempt, "it runs Python of its own"))
             return
@@ -266,9 +269,12 @@ class World:
 
     def stop(self, client: Client, attempt: int, again: bool) -> None:
         self.preemptions += 1
+        if client.attempt < attempt:
+            return
         if client.attempt == attempt:
+            # A state that is saved already stays so.
             self.leave_all(client)
-            client.suspended = client.running = False
+            client.running = False
             if not again:
                 self.clients.pop(client.spec.name, None)
         self.tell(JobEnded(client.spec.name, ok=False, cause="stopped", attempt=attempt))

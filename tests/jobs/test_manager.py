@@ -405,6 +405,43 @@ def test_the_same_submission_again_changes_nothing() -> None:
     assert cluster.said == ()
 
 
+def test_a_kept_spare_is_not_given_to_whom_it_would_be_taken_from() -> None:
+    cluster = Cluster(3, spares=1)
+    cluster.submit("low", 1)
+    cluster.submit("lower", 1, suspendable=True, restart="on-failure")
+    cluster.submit("high", 2, priority=2000)
+    # All are in use or kept, and two of the jobs below could be taken slices from.
+    cluster.fail(0)
+    assert "low" not in {grant.job for grant in cluster.of(Grant)}
+
+
+def test_what_is_told_of_an_older_attempt_changes_nothing() -> None:
+    cluster = Cluster(1, grace_s=5)
+    cluster.submit("one", 1, restart="on-failure")
+    cluster.submit("high", 1, priority=2000)
+    cluster.wait(5)
+    cluster.idle(0)
+    cluster.do(JobEnded("high", ok=True, attempt=1))
+    cluster.idle(0)
+    assert cluster.of(Start)[0].attempt == 2
+    before = cluster.manager.to_json()
+    for late in (
+        JobEnded("one", ok=False, cause="stopped", attempt=1),
+        JobSuspended("one", 1),
+        SuspendRefused("one", 1, "no"),
+    ):
+        assert cluster.do(late) == ()
+    assert cluster.manager.to_json() == before
+
+
+def test_a_job_that_was_suspended_unasked_comes_back_from_its_state() -> None:
+    cluster = Cluster(1)
+    cluster.submit("one", 1, suspendable=True)
+    cluster.do(JobSuspended("one", 1))
+    cluster.idle(0)
+    assert cluster.of(Start) == [Start("one", 2, True, "it has the slices to run")]
+
+
 # --- a manager that restarts --------------------------------------------------------------------
 
 
@@ -413,7 +450,9 @@ def test_a_restarted_manager_says_again_what_may_not_have_been_heard() -> None:
     cluster.submit("high", 2, priority=2000)
     cluster.submit("low", 2, suspendable=True)
     cluster.fail(0)
+    before = cluster.manager.status()
     cluster.restart_manager()
+    assert cluster.job("high") == before["jobs"][0]
     assert cluster.of(Suspend)[0].job == "low"
     assert [(one.job, one.index) for one in cluster.of(Grant)] == [("high", 1)]
     assert [one.index for one in cluster.of(Fence)] == [0]
