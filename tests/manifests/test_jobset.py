@@ -248,7 +248,10 @@ def test_a_wrong_option_is_one_clear_line(changes: dict[str, Any], text: str) ->
     [
         ("v9:2x2", "no TPU 'v9'; there are: v4, v5e"),
         ("v5p:3x3x3", "no v5p slice of topology '3x3x3'; there are: 2x2x1"),
-        ("v5p", "no v5p slice of topology ''"),
+        ("v5p:", "no v5p slice of topology ''"),
+        ("v5p", "is no accelerator type"),
+        ("v5p-7", "no accelerator type v5p-7"),
+        ("v3-8", "Kubernetes has no TPU v3"),
         ("v6e:2x2x2", "no v6e slice"),
     ],
 )
@@ -265,7 +268,13 @@ def test_gpus_that_are_none(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "hosts", "per_host"),
-    [("v4:2x2x4", 4, 4), ("v5e:1x1", 1, 1), ("v5e:4x4", 4, 4), ("v5p:16x16x24", 1536, 4)],
+    [
+        ("v4:2x2x4", 4, 4),
+        ("v5e:1x1", 1, 1),
+        ("v5e:4x4", 4, 4),
+        ("v5p-16", 2, 4),
+        ("v5p:16x16x24", 1536, 4),
+    ],
 )
 def test_hosts_of_a_tpu_slice(text: str, hosts: int, per_host: int) -> None:
     nodes = tpu_nodes(text)

@@ -22,7 +22,7 @@ def command() -> None:
 @click.argument("name")
 @click.argument("program", nargs=-1, required=True, metavar="-- COMMAND [ARGS]...")
 @click.option("--image", required=True, metavar="IMAGE", help="Made by the Containerfile.")
-@click.option("--tpu", metavar="GENERATION:TOPOLOGY", help="Slices of TPUs, such as v5p:2x2x2.")
+@click.option("--tpu", metavar="TYPE", help="Slices of TPUs, such as v5p-16 or v5p:2x2x2.")
 @click.option("--gpu", metavar="MODEL:NUMBER", help="Hosts with GPUs: nvidia-h100-80gb:8.")
 @click.option("--cpu", type=int, metavar="CORES", help="Hosts with so many CPU devices each.")
 @click.option(

@@ -5,7 +5,6 @@ Labels and resource names: cloud.google.com/kubernetes-engine/docs/concepts/tpus
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,35 +12,23 @@ from types import MappingProxyType
 from typing import Final, Literal, final
 
 from regrow.errors import UsageError
+from regrow.planning.accelerators import GENERATIONS, Accelerator, accelerator
 
 Platform = Literal["tpu", "gpu", "cpu"]
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_FLAT: Final = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-_DEEP: Final = (
-    *("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8"),
-    *("8x8x8", "8x8x16", "8x16x16", "16x16x16", "16x16x24"),
-)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Tpu:
-    """A TPU generation as node pools have it; a slice of up to `single_host` chips is one host."""
-
-    label: str
-    topologies: tuple[str, ...]
-    single_host: int = 4
-
+_HOST_CHIPS: Final = 4
+"""Chips of a node of the pools below; a smaller slice is one node."""
 
 _TPUS: Final = MappingProxyType(
     {
-        "v4": _Tpu("tpu-v4-podslice", _DEEP[:-2]),
-        "v5e": _Tpu("tpu-v5-lite-podslice", _FLAT),
-        "v5p": _Tpu("tpu-v5p-slice", _DEEP),
-        "v6e": _Tpu("tpu-v6e-slice", _FLAT),
-        "tpu7x": _Tpu("tpu7x", _DEEP[:-2]),
+        "v4": "tpu-v4-podslice",
+        "v5e": "tpu-v5-lite-podslice",
+        "v5p": "tpu-v5p-slice",
+        "v6e": "tpu-v6e-slice",
+        "tpu7x": "tpu7x",
     }
 )
+"""Value of the label cloud.google.com/gke-tpu-accelerator, by generation."""
 
 
 @final
@@ -72,33 +59,40 @@ class Nodes:
 
 
 def tpu_nodes(text: str) -> Nodes:
-    """The nodes of a TPU slice, from its generation and topology, such as "v5p:2x2x2".
+    """The nodes of a TPU slice: an accelerator type such as "v5p-16", or "v5p:2x2x2".
 
     Raises:
-        UsageError: If there is no such slice.
+        UsageError: If there is no such slice, or none on Kubernetes.
     """
-    generation, _, topology = text.partition(":")
-    kind = _TPUS.get(generation)
-    if kind is None:
-        raise UsageError(f"there is no TPU {generation!r}; there are: {', '.join(_TPUS)}")
-    if topology not in kind.topologies:
-        raise UsageError(
-            f"there is no {generation} slice of topology {topology!r}; there are: "
-            f"{', '.join(kind.topologies)}"
-        )
-    chips = math.prod(int(axis) for axis in topology.split("x"))
-    per_host = min(chips, kind.single_host)
+    one = _topology(text) if ":" in text else accelerator(text)
+    label = _TPUS.get(one.generation.name)
+    if label is None:
+        raise UsageError(f"Kubernetes has no TPU {one.generation.name}; it has: {', '.join(_TPUS)}")
+    per_host = min(one.chips, _HOST_CHIPS)
     return Nodes(
         platform="tpu",
-        hosts=chips // per_host,
+        hosts=one.chips // per_host,
         resource="google.com/tpu",
         per_host=per_host,
         selector={
-            "cloud.google.com/gke-tpu-accelerator": kind.label,
-            "cloud.google.com/gke-tpu-topology": topology,
+            "cloud.google.com/gke-tpu-accelerator": label,
+            "cloud.google.com/gke-tpu-topology": one.topology,
         },
         pool_label="cloud.google.com/gke-nodepool",
     )
+
+
+def _topology(text: str) -> Accelerator:
+    name, _, topology = text.partition(":")
+    generation = GENERATIONS.get(name)
+    if generation is None:
+        raise UsageError(f"there is no TPU {name!r}; there are: {', '.join(_TPUS)}")
+    if topology not in generation.topologies.values():
+        raise UsageError(
+            f"there is no {name} slice of topology {topology!r}; there are: "
+            f"{', '.join(generation.topologies.values())}"
+        )
+    return Accelerator(text, generation, topology)
 
 
 def gpu_nodes(text: str, hosts: int) -> Nodes:
