@@ -244,6 +244,23 @@ def test_who_refuses_to_be_suspended_shrinks_or_stops() -> None:
     assert cluster.of(Stop)[0].job == "low"
 
 
+def test_a_rank_is_given_anew_only_after_it_was_given_back() -> None:
+    cluster = Cluster(3)
+    cluster.submit("low", 2, min_slices=1)
+    cluster.submit("high", 2, priority=2000)
+    (ask,) = cluster.of(AskBack)
+    assert cluster.leases("low") == {0: 0, 1: 1}
+    for index in (3, 4):
+        cluster.do(SliceReport(index, SHAPE))
+        cluster.idle(index)
+    # The first was for the higher job, and the second is for this one, once the number is free.
+    assert sorted(cluster.leases("high").values()) == [2, 3]
+    assert cluster.job("low")["leases"] == [[0, 0, 1], [1, 1, 1]]
+    assert cluster.slice(4)["reserved_for"] == "low"
+    cluster.do(SliceReturned("low", ask.index, ask.incarnation))
+    assert cluster.leases("low") == {0: 0, 1: 4}
+
+
 def test_what_is_not_given_back_in_time_is_taken() -> None:
     cluster = Cluster(2, grace_s=5)
     cluster.submit("low", 2, min_slices=1)

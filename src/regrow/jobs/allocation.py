@@ -81,7 +81,11 @@ class _Pool:
         self._plan = plan
         self._spares = spares
         self._size = len(slices)
-        self._ranks = {one.index: one.rank for one in slices}
+        # Those that a job is to give back are still its own.
+        self._ranks: dict[str, set[int | None]] = {job.name: set() for job in jobs}
+        for one in slices:
+            if one.job in self._ranks:
+                self._ranks[one.job].add(one.rank)
         self._idle = sorted(one.index for one in slices if one.state == "idle")
         self._coming = sorted(one.index for one in slices if one.state in ("asked", "fencing"))
         self._failed = sorted(one.index for one in slices if one.state == "failed")
@@ -209,13 +213,14 @@ class _Pool:
         self._plan.reserved |= dict.fromkeys([*ready, *coming], job.name)
 
     def _lease(self, job: Job, ready: list[int]) -> None:
-        taken = {one.rank for one in self._active[job.name]}
+        taken = self._ranks[job.name]
         free = sorted(
             (rank for rank in range(max(job.wanted, job.spec.slices)) if rank not in taken),
             key=lambda rank: (rank not in job.lost, rank),
         )
         for index, rank in zip(ready, free, strict=False):
             del self._plan.reserved[index]
+            taken.add(rank)
             what = "takes the place of the one that failed" if rank in job.lost else "is idle"
             reason = f"slice {index} {what}"
             self._plan.decisions.append(Lease(job.name, rank, index, reason))
