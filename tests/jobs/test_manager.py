@@ -425,11 +425,15 @@ def test_the_same_submission_again_changes_nothing() -> None:
 def test_a_kept_spare_is_not_given_to_whom_it_would_be_taken_from() -> None:
     cluster = Cluster(3, spares=1)
     cluster.submit("low", 1)
-    cluster.submit("lower", 1, suspendable=True, restart="on-failure")
-    cluster.submit("high", 2, priority=2000)
-    # All are in use or kept, and two of the jobs below could be taken slices from.
-    cluster.fail(0)
-    assert "low" not in {grant.job for grant in cluster.of(Grant)}
+    for index in (0, 1, 2):
+        cluster.fail(index)
+    cluster.submit("high", 3, priority=2000, min_slices=1)
+    cluster.idle(1)
+    # Kept for a job that has lost a slice; but the next moment the higher one would take it.
+    assert cluster.slice(1)["state"] == "idle"
+    cluster.idle(2)
+    assert cluster.leases("high") == {0: 1}
+    assert cluster.leases("low") == {}
 
 
 def test_what_is_told_of_an_older_attempt_changes_nothing() -> None:
