@@ -36,6 +36,13 @@ def test_a_client_that_asks_for_nothing() -> None:
     assert found.activity is None
 
 
+def test_a_snapshot_in_the_background_hides_no_quiet() -> None:
+    training = trained(40)
+    wait = training.run.begin("snapshot", training.now)
+    training.run.waited(wait, training.pass_s(1), failed=False, for_all=False)
+    assert looked(training, LongWaits(training.run), 3) == [2]
+
+
 def test_an_elastic_event_is_told_otherwise() -> None:
     training = trained(40)
     waits = LongWaits(training.run)

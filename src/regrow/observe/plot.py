@@ -69,11 +69,15 @@ def _draw_events(axes: Any, events: list[dict[str, Any]], colors: Mapping[str, s
 
 
 def _draw_buckets(axes: Any, status: Mapping[str, Any]) -> None:
+    from matplotlib import colormaps
+
     left = 0.0
-    for number, (bucket, seconds) in enumerate(status["buckets"].items()):
+    colors = colormaps["tab20"].colors
+    for color, (bucket, seconds) in zip(colors, status["buckets"].items(), strict=False):
         if seconds > 0.0:
-            axes.barh([0], [seconds], left=[left], color=f"C{number % 10}", label=bucket)
+            axes.barh([0], [seconds], left=[left], color=color, label=bucket)
             left += seconds
+    axes.set_xlim(0, max(left, 1e-9))
     axes.set_yticks([])
     axes.set_xlabel(f"seconds of wall time by bucket (goodput {status['goodput']:.1%})")
     axes.legend(ncols=3, fontsize="x-small", loc="lower center", bbox_to_anchor=(0.5, 1.0))

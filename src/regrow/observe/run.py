@@ -203,6 +203,8 @@ class Run:
         self.open.discard(activity)
         if activity.kind == "compile":
             self._compiling -= 1
+        if not self.open and not self._in_flight:
+            self.quiet_since = now
         event = self.event
         if event is None:
             self._settle(now)
@@ -218,13 +220,7 @@ class Run:
         self.usual_wait_s += _SHARE * (now - activity.began - self.usual_wait_s)
         if for_all and not failed:
             self._in_flight = False
-            self.quiet_since = now
-        if self.event is not None or activity.kind != "wait":
-            self.end(activity, now, failed=failed)
-            return
-        activity.ended, activity.failed = now, failed
-        self.open.discard(activity)
-        self._settle(now)
+        self.end(activity, now, failed=failed)
 
     def client_in(self, loader: bool, now: float) -> None:
         """Where the client is, that asks for nothing: in a data loader, or elsewhere."""
