@@ -35,6 +35,7 @@ def chaos_lines(result) -> list[str]:
 
 def test_faults_are_placed_by_step_by_phase_and_in_a_recovery(regrow, script):
     spec = "stop:0@step=2,cont:0@step=2+200ms,kill:1@phase=load+50ms,kill:0@recovery=1,kill:1@60s"
+    spec += ",kill:1@step=99"
     result = regrow("run", "--chaos", spec, script)
     assert result.returncode == 0, result.stderr
     assert chaos_lines(result) == [
@@ -43,7 +44,11 @@ def test_faults_are_placed_by_step_by_phase_and_in_a_recovery(regrow, script):
         "chaos: kill slice 1 at phase=load+0.05s",
         "chaos: kill slice 0 at recovery=1",
     ]
-    assert "chaos: the script ended before these were due: kill:1@60.0s" in result.stderr
+    assert (
+        "chaos: the script ended before these were due: kill:1@60.0s,kill:1@step=99; "
+        in result.stderr
+    )
+    assert "steps are those of regrow.elastic.at_step or record" in result.stderr
     regrow.nothing_left()
 
 

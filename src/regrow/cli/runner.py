@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, final
 
 from regrow.chaos.inject import Injector
-from regrow.chaos.schedule import FaultEvent, format_schedule
+from regrow.chaos.schedule import AtStep, FaultEvent, format_schedule
 from regrow.cli.accounts import Accounts
 from regrow.cli.report import EventReporter, say
 from regrow.cli.signals import Received, SignalQueue
@@ -112,7 +112,9 @@ class Runner:
             yield
         if injector.left:
             left = format_schedule(injector.left)
-            say(f"chaos: the script ended before these were due: {left}")
+            by_step = any(isinstance(event.anchor, AtStep) for event in injector.left)
+            hint = "; steps are those of regrow.elastic.at_step or record" if by_step else ""
+            say(f"chaos: the script ended before these were due: {left}{hint}")
 
     def _say(self, text: str) -> None:
         say(f"{self._reporter.stamp()} {text}")
