@@ -54,6 +54,21 @@ def test_a_training_that_loses_a_slice_and_takes_it_back(prove, tmp_path):
     assert "is lost" not in (tmp_path / "reference.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--limit", "0"), "--limit is 0 s; it must be more than 0"),
+        (("--limit", "nan"), "--limit is nan s; it must be more than 0"),
+        (("--keep", "/proc/none"), "--keep /proc/none cannot be made: "),
+    ],
+)
+def test_options_that_cannot_be(prove, options, words):
+    done = prove(KILL, options=options, status=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"regrow: {words}")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_script_that_fails(prove):
     done = prove(KILL, "--bug", "dies", status=6)
     assert done.stdout == ""

@@ -23,6 +23,7 @@ from regrow.cli.proof_runs import Done, ProofRuns, ScriptFailed
 from regrow.cli.signals import unwind_on_signals
 from regrow.config import ClusterOptions
 from regrow.elastic.planned import Plan
+from regrow.errors import UsageError
 from regrow.processes import adopted_reaped
 
 DIVERGED_STATUS: Final = 1
@@ -75,6 +76,8 @@ def command(
     faults = parse_schedule(chaos, options.slices)
     check_possible(faults)
     task.argv()
+    if limit_s is not None and not limit_s > 0:
+        raise UsageError(f"--limit is {limit_s:g} s; it must be more than 0")
     unwind_on_signals()
     with adopted_reaped(), _directory(keep) as directory:
         runs = ProofRuns(
@@ -128,7 +131,10 @@ def _reference(runs: ProofRuns, run: Done, plan: Plan) -> Committed:
 @contextlib.contextmanager
 def _directory(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--keep {keep} cannot be made: {error.strerror}") from None
         yield keep
         return
     with tempfile.TemporaryDirectory(prefix="regrow-prove-") as path:
