@@ -264,8 +264,11 @@ def test_many_stale_heartbeats_take_one_line_of_the_story(make: Make) -> None:
 def test_stop_and_cont_of_a_slice_in_time(make: Make) -> None:
     world = make(1)
     assert world.do(StopRequested(0)) == [StopHosts(0, 1)]
+    refusal = "slice 0 is up (incarnation 1) and stopped already; cont lets it go on"
+    assert world.membership.refusal(StopRequested(0)) == refusal
     world.wait(4)
     assert world.do(ContRequested(0)) == [ContHosts(0, 1)]
+    assert world.membership.refusal(StopRequested(0)) is None
     refusal = "slice 0 is up (incarnation 1) and was not stopped; there is nothing to continue"
     world.beat(0)
     assert world.membership.refusal(ContRequested(0)) == refusal

@@ -109,6 +109,8 @@ def refusal_text(machine: SliceMachine, request: Request, ended: str | None) -> 
             return f"{is_now}; there is nothing to restore"
         case ContRequested() if machine.state == "up" and not machine.stopped:
             return f"{is_now} and was not stopped; there is nothing to continue"
+        case StopRequested() if machine.state in HELD and machine.stopped:
+            return f"{is_now} and stopped already; cont lets it go on"
         case ContRequested() if machine.state == "lost":
             return f"{is_now} and fenced; cont does not revive it, restore starts a new incarnation"
         case KillRequested() | StopRequested() | ContRequested() if machine.state not in HELD:
