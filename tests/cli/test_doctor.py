@@ -52,6 +52,11 @@ def bad(findings):
         ),
         ("UNAVAILABLE: connections to all backends failing; Connection refused", UNREACHABLE_MEND),
         (
+            "RuntimeError: Unable to initialize backend 'proxy': no cluster answers at "
+            "grpc://unix:/x/client.sock ([Errno 2] No such file or directory); is it running?",
+            UNREACHABLE_MEND,
+        ),
+        (
             "FAILED_PRECONDITION: this client speaks IFRT proxy versions 3 to 7, Regrow 0.1 speaks "
             "16 to 25",
             VERSION_MEND,
@@ -169,11 +174,12 @@ def test_a_cluster_that_does_not_answer(tmp_path):
 
 
 def test_slices_that_are_down_are_told():
-    story = [{"text": "lost: SIGKILL", "ago_s": 1.0, "incarnation": 1}]
+    texts = ("up after 1 s", "lost: SIGKILL", "fenced: its processes have ended")
+    story = [{"text": text, "ago_s": 1.0, "incarnation": 1} for text in texts]
     lost = {"index": 1, "state": "lost", "story": story, "restore_in_s": None}
     up = {"index": 0, "state": "up", "story": [], "restore_in_s": None}
     [(text, mend)] = bad(checks._cluster("one", {"slices": [up, lost]}))
-    assert text == "cluster one: slice 1 is lost: lost: SIGKILL"
+    assert text == "cluster one: slice 1 is lost: SIGKILL"
     assert mend == "regrow slice restore 1 --cluster one"
     [(_, mend)] = bad(checks._cluster("one", {"slices": [lost | {"restore_in_s": 0.5}]}))
     assert mend == "it returns by itself"

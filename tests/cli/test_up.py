@@ -142,7 +142,8 @@ def test_there_is_nothing_to_ask(regrow, one_line):
     for command in (("status",), ("down",), ("slice", "kill", "0")):
         assert "no cluster runs in" in one_line(regrow(*command), 3)
     assert regrow("env").stdout == "false\n"  # The status of `eval "$(regrow env)"`.
-    assert regrow("down", "--all").returncode == 0
+    assert "no cluster runs in" in one_line(regrow("down", "--all"), 0)
+    assert "no cluster runs in" in one_line(regrow("status", "--all"), 0)
     assert regrow("status", "--all", "--json").stdout == "[]\n"
 
 

@@ -20,6 +20,7 @@ from regrow.cli.findings import (
     UNREACHABLE_MEND,
     Finding,
 )
+from regrow.cli.status import event_of
 from regrow.client import Settings
 from regrow.control import request
 from regrow.errors import RegrowError, UsageError
@@ -195,14 +196,20 @@ def _cluster(name: str, status: dict[str, Any]) -> list[Finding]:
     return [
         Finding(
             "bad",
-            f"cluster {name}: slice {one['index']} is {one['state']}: "
-            + (one["story"][-1]["text"] if one["story"] else "it was never started"),
+            f"cluster {name}: slice {one['index']} is {one['state']}: {_why(one)}",
             "it returns by itself"
             if one["restore_in_s"] is not None or one["state"] == "starting"
             else f"regrow slice restore {one['index']} --cluster {name}",
         )
         for one in down
     ]
+
+
+def _why(one: dict[str, Any]) -> str:
+    event = event_of(one)
+    if event is None:
+        return "it was never started"
+    return str(event["text"]).removeprefix(f"{one['state']}: ")
 
 
 def _all_up(slices: int) -> str:

@@ -26,9 +26,12 @@ _DEADLINE_S: Final = 15.0
 def command(name: str | None, everything: bool) -> None:
     """End a cluster: its slices, its head, and the script if `regrow run` started it."""
     home = Home()
-    for state in home.clusters() if everything else [home.find(name)]:
+    states = home.clusters() if everything else [home.find(name)]
+    for state in states:
         _end(home, state)
         say(f"cluster {state.name} is down")
+    if not states:
+        say(f"no cluster runs in {home.path}")
 
 
 def _end(home: Home, state: ClusterState) -> None:

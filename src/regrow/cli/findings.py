@@ -84,7 +84,7 @@ _KNOWN: Final[tuple[tuple[str, str, str], ...]] = (
         "see why it ended (its log: --log-dir), and start the script anew",
     ),
     (
-        r"UNAVAILABLE|[Cc]onnection refused|[Ff]ailed to connect|No such file or directory.*\.sock"
+        r"no cluster answers at|is no head of Regrow|UNAVAILABLE|[Cc]onnection refused|[Ff]ailed to connect|No such file or directory.*\.sock"
         r"|Unable to (establish|connect)|connect(ion)? (attempt )?timed? ?out",
         "nobody answers at the client's target",
         UNREACHABLE_MEND,

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from regrow.cli.findings import Finding, explain
+from regrow.cli.report import count
 from regrow.cluster import LocalCluster, client_environ
 from regrow.control import request
 from regrow.errors import RegrowError
@@ -84,7 +85,8 @@ def _probe(environ: Mapping[str, str], control: str | None, where: str) -> Findi
         jax, devices, *server = output.decode(errors="replace").split("\n")[0].split(" ", 2)
         served = f", served by {server[0]}" if server else ""
         return Finding(
-            "ok", f"a client (jax {jax}) sees {devices} devices of {where}{served}{told}"
+            "ok",
+            f"a client (jax {jax}) sees {count(int(devices), 'device')} of {where}{served}{told}",
         )
     if not in_time:
         text += f"\nUNAVAILABLE: no answer within {_DEADLINE_S:g} s"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from regrow.cli.options import cluster_choice
-from regrow.cli.report import count
+from regrow.cli.report import count, say
 from regrow.control import request
 from regrow.errors import ControlError, NoClusterError
 from regrow.home import ClusterState, Home
@@ -31,6 +31,8 @@ def command(name: str | None, as_json: bool, everything: bool) -> None:
         return
     for status in statuses:
         _print(status)
+    if not statuses:
+        say(f"no cluster runs in {home.path}")
 
 
 def _status(state: ClusterState) -> dict[str, Any]:
@@ -79,12 +81,23 @@ def _headline(status: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def event_of(one: dict[str, Any]) -> dict[str, Any] | None:
+    """The line of a slice's story to show: of a lost one its loss (fencing came after), else the last."""
+    last = one["story"][-1] if one["story"] else None
+    return (_since(one) or last) if one["state"] == "lost" else last
+
+
+def _since(one: dict[str, Any]) -> dict[str, Any] | None:
+    """The line of a slice's story with which its present state began."""
+    begin = _begin(one)
+    return next((line for line in reversed(one["story"]) if line["text"].startswith(begin)), None)
+
+
 def _row(one: dict[str, Any]) -> list[str]:
-    story = one["story"]
-    since = next((line for line in reversed(story) if line["text"].startswith(_begin(one))), None)
+    since, event = _since(one), event_of(one)
     ready = sum(host["state"] == "ready" for host in one["hosts"])
     pids = [str(host["pid"]) for host in one["hosts"] if host["pid"] is not None]
-    last = f"{story[-1]['text']} ({duration(story[-1]['ago_s'])} ago)" if story else ""
+    told = f"{event['text']} ({duration(event['ago_s'])} ago)" if event is not None else ""
     return [
         str(one["index"]),
         one["state"],
@@ -92,7 +105,7 @@ def _row(one: dict[str, Any]) -> list[str]:
         f"{ready}/{len(one['hosts'])}",
         ", ".join(pids) or "-",
         duration(since["ago_s"]) if since is not None else "-",
-        last,
+        told,
     ]
 
 
