@@ -220,6 +220,7 @@ def test_a_run_can_be_taken_down(regrow, running):
         ("slice fly 1", "'fly' is not one of"),
         ("slice kill one", "'one' is not a valid integer"),
         ("nonsense", "No such command 'nonsense'"),
+        ("statsu", "No such command 'statsu'; did you mean 'status'?"),
     ],
 )
 def test_wrong_usage_is_one_line(regrow, one_line, line, text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -47,6 +48,16 @@ class _Commands(click.Group):
         command = importlib.import_module(f"regrow.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            like = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f"; did you mean {like[0]!r}?" if like else ""
+            raise click.UsageError(f"{error.message.rstrip('.')}{hint}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
