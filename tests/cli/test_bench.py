@@ -65,7 +65,9 @@ def test_an_error_of_jax_is_one_line(four_devices, one_line, tmp_path):
         "    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: full\\nand more')\n"
     )
     result = four_devices("bench", "dcn", "--function", f"{function}:make")
-    assert one_line(result, 1) == "the benchmark failed: RESOURCE_EXHAUSTED: full"
+    assert one_line(result, 1) == (
+        "the benchmark failed: RESOURCE_EXHAUSTED: full; take smaller arrays (see --help)"
+    )
 
 
 def test_both_on_two_slices(regrow, tmp_path):

@@ -34,6 +34,12 @@ def test_the_best_strategy_and_its_mesh(plan):
     assert "--dcn_data_parallelism 4 --ici_fsdp_parallelism 64" in output
 
 
+@pytest.mark.parametrize("parameters", ["350M", "7B", "1.5T"])
+def test_the_size_of_the_model_is_told_as_it_was_given(plan, parameters):
+    _, output, _ = plan(*FOUR_SLICES, "--parameters", parameters, "--batch-tokens", "4M")
+    assert f" {parameters} parameters" in output
+
+
 def test_a_pipeline_tells_of_the_batch_that_would_spare_it(plan):
     _, output, _ = plan(*FOUR_SLICES, *SEVEN_BILLION, "--batch-tokens", "1M", "--top", "1")
     assert "'stage'" in output

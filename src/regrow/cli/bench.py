@@ -231,4 +231,6 @@ def _jax() -> Iterator[bool]:
         join_processes()
         yield jax.process_index() == 0
     except jax.errors.JaxRuntimeError as error:
-        raise RegrowError(f"the benchmark failed: {str(error).splitlines()[0]}") from error
+        text = str(error).splitlines()[0].rstrip(".")
+        hint = "; take smaller arrays (see --help)" if "RESOURCE_EXHAUSTED" in text else ""
+        raise RegrowError(f"the benchmark failed: {text}{hint}") from error

@@ -31,6 +31,14 @@ def quantity(value: object) -> float:
     return float(re.sub("[_,]", "", number)) * _SUFFIXES[suffix.lower()]
 
 
+def _short(number: float) -> str:
+    """A large number as `quantity` reads it: 7B."""
+    for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.4g}{suffix}"
+    return f"{number:g}"
+
+
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
         _print_accelerators()
@@ -202,7 +210,7 @@ def _head(plan: Plan) -> list[str]:
     total = slices.slices
     lines = [
         f"{count(total, 'slice')} of {slices.name} ({count(slices.chips, 'chip')}), "
-        f"{plan.model.parameters / 1e9:,.3g}B parameters, "
+        f"{_short(plan.model.parameters)} parameters, "
         f"{plan.batch_tokens:,.0f} tokens a step: {plan.slice_tokens:,.0f} a slice"
     ]
     if total > 1:
