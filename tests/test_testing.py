@@ -98,6 +98,7 @@ def test_a_fault_that_is_never_made_fails_the_test(run) -> None:
         ('"kil:1@1s"', "cluster", "test_it: chaos entry 1 ('kil:1@1s', column 1): no fault 'kil'"),
         ('"kill:2@1s"', "cluster", "there is no slice 2; allowed: 0 to 1"),
         ('"kill:1@1s"', "", "test_it: the mark chaos needs the fixture cluster"),
+        ('"kill:1@1s", slice=3', "cluster", "no argument 'slice'; did you mean 'slices'?"),
         ("slices=3", "cluster", "test_it: write chaos(spec, slices=2"),
     ],
 )

@@ -191,14 +191,9 @@ class LocalCluster:
             ClusterStartError: If it could not be started.
             TypeError: If there is no such option.
         """
-        _check_options(options)
         check_timeout(start_timeout_s)
-        wanted = ClusterOptions(
-            slices=slices,
-            devices_per_slice=devices_per_slice,
-            hosts_per_slice=hosts_per_slice,
-            restore_after_s=restore_after,
-            **options,
+        wanted = cluster_options(
+            slices, devices_per_slice, hosts_per_slice, restore_after, **options
         )
         self._home = Home(home)
         self._supervisor = start_cluster(
@@ -352,7 +347,30 @@ class LocalCluster:
         return request(supervisor.config.control_socket, method, timeout_s=timeout_s, **params)
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def cluster_options(
+    slices: int = 2,
+    devices_per_slice: int = 2,
+    hosts_per_slice: int = 1,
+    restore_after: float | None = None,
+    **options: Any,
+) -> ClusterOptions:
+    """What the arguments of `LocalCluster` that describe the cluster mean.
+
+    Raises:
+        UsageError: If a value is wrong.
+        TypeError: If there is no such option.
+    """
+    _check_names(options)
+    return ClusterOptions(
+        slices=slices,
+        devices_per_slice=devices_per_slice,
+        hosts_per_slice=hosts_per_slice,
+        restore_after_s=restore_after,
+        **options,
+    )
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
     own = {"slices", "devices_per_slice", "hosts_per_slice", "restore_after", "name", "home"}
     own |= {"start_timeout_s"}
     known = {field.name for field in dataclasses.fields(ClusterOptions)} - {"restore_after_s"}

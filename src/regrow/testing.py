@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MARK: Final = "chaos"
 _CHAOS: Final = pytest.StashKey["Chaos"]()
+_NOT_OPTIONS: Final = frozenset({"strict", "name", "home", "start_timeout_s"})
 _HELP: Final = (
     "chaos(spec, slices=2, devices_per_slice=2, strict=True, **options): makes the faults of a "
     "schedule on the cluster of the test; options are those of regrow.LocalCluster; a fault that is "
@@ -46,14 +47,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _check(item: pytest.Item, mark: pytest.Mark) -> None:
     from regrow.chaos import parse_schedule
     from regrow.chaos.ability import check_possible
+    from regrow.cluster import cluster_options
     from regrow.errors import UsageError
 
-    options = dict(mark.kwargs)
     if len(mark.args) != 1 or not isinstance(mark.args[0], str):
         raise pytest.UsageError(f"{item.nodeid}: write {_HELP.partition(':')[0]}")
     try:
-        check_possible(parse_schedule(mark.args[0], options.get("slices", 2)))
-    except UsageError as error:
+        options = {name: value for name, value in mark.kwargs.items() if name not in _NOT_OPTIONS}
+        check_possible(parse_schedule(mark.args[0], cluster_options(**options).slices))
+    except (UsageError, TypeError) as error:
         raise pytest.UsageError(f"{item.nodeid}: {error}") from None
     if "cluster" not in getattr(item, "fixturenames", ()):
         raise pytest.UsageError(
