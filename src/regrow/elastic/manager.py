@@ -238,7 +238,8 @@ class Manager:
                 then 0.5 s, doubling up to 30 s.
 
         Raises:
-            UsageError: The minimum is no number of slices.
+            UsageError: The minimum is no number of slices, a time is no time, or the decorator was
+                not called (`@elastic_retry` without parentheses).
             ValueError: Both `max_retries` and `retry_policy` are given, or the former is not
                 positive.
 
@@ -247,6 +248,12 @@ class Manager:
         * `ElasticRuntimeError`: the policy, or an error that comes back, ends the attempts;
         * `TimeoutError`: there are not enough slices after `timeout`.
         """
+        if callable(max_retries):
+            raise UsageError("elastic_retry has to be called: write @manager.elastic_retry()")
+        if timeout is not None and not timeout >= 0:
+            raise UsageError(f"timeout is {timeout}; it must be 0 or more seconds, or None")
+        if not poll_interval >= 0:
+            raise UsageError(f"poll_interval is {poll_interval}; it must be 0 or more seconds")
         if max_retries is not None and retry_policy is not None:
             raise ValueError("give max_retries or retry_policy, not both")
         if max_retries is not None:

@@ -165,7 +165,10 @@ class RetryMachine:
         if self._standing > 1:
             text += f"; {self._standing} in a row without progress"
         if self._budget is not None:
-            text += f"; {max(self._budget - self.attempt, 0)} attempts are left"
+            left = max(self._budget - self.attempt, 0)
+            text += f"; {left} attempt{' is' if left == 1 else 's are'} left"
+            if not left:
+                return text
         return f"{text}; the next begins after a pause of {pause_s:g} s" if pause_s else text
 
     def _refusal(self, failure: Failure) -> str | None:

@@ -285,6 +285,10 @@ def what_cannot_be_asked_for() -> None:
     for count in (0, SLICES + 1):
         error = raised(lambda count=count: made.elastic_retry(minimum_slice_count=count))
         assert f"minimum_slice_count is {count}; there are 3 slices" in str(error)
+    assert "write @manager.elastic_retry()" in str(raised(lambda: made.elastic_retry(print)))
+    assert "timeout is -1; it must be 0 or" in str(raised(lambda: made.elastic_retry(timeout=-1)))
+    error = raised(lambda: made.elastic_retry(poll_interval=-1))
+    assert "poll_interval is -1; it must be 0 or more seconds" in str(error)
     both = raised(lambda: made.elastic_retry(2, retry_policy=manager.ElasticRetryLimit(1)))
     assert isinstance(both, ValueError)
 
