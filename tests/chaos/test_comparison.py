@@ -83,6 +83,20 @@ def test_the_tolerance_grows_with_the_steps_on_other_slices():
     assert closeness(second, PLAIN, TOLERANCE).exceeded is None
 
 
+def test_a_loss_that_has_fallen_to_nothing_may_differ_by_what_its_parts_do():
+    losses = [1.0, 1e-4, 1e-8]
+    wanted = run(*[step(n, loss=loss(value)) for n, value in enumerate(losses)])
+    error = TOLERANCE.of_a_step / 2
+
+    def residual_off(factor):
+        value = (math.sqrt(losses[2]) + factor * error) ** 2
+        changed = step(1, FEWER, loss=loss(losses[1]))
+        return run(step(0, loss=loss(1.0)), changed, step(2, loss=loss(value)))
+
+    assert closeness(residual_off(1), wanted, TOLERANCE).exceeded is None
+    assert closeness(residual_off(10), wanted, TOLERANCE).exceeded == 2
+
+
 def test_before_the_slices_change_every_bit_counts():
     close = closeness(run(step(0), off(1, 1e-6, ALL), *steps(2, 5, FEWER)), PLAIN, TOLERANCE)
     assert (close.exceeded, close.allowed) == (1, 0.0)

@@ -113,7 +113,7 @@ def closeness(run: Committed, undisturbed: Committed, tolerance: Tolerance) -> C
 
     Where the slices of a step are not known, they may have been other ones.
     """
-    largest, at, allowed, steps = 0.0, None, 0.0, 0
+    largest, at, allowed, steps, highest = 0.0, None, 0.0, 0, 0.0
     for one, other in _pairs(run, undisturbed):
         if one is None or other is None:
             step = (one or other).step  # type: ignore[union-attr]
@@ -121,7 +121,10 @@ def closeness(run: Committed, undisturbed: Committed, tolerance: Tolerance) -> C
         if one.ids is not None and sorted(map(str, one.ids)) != sorted(map(str, other.ids or ())):
             return Closeness(False, 0.0, None, 0.0, None)
         steps += bool(steps) or one.slices is None or one.slices != other.slices
-        difference, bound = _relative(one, other), tolerance.after(steps)
+        size = max(abs(one.loss.value), abs(other.loss.value))
+        highest = max(highest, size)
+        difference = _difference(one, other, size)
+        bound = tolerance.after(steps, highest / size if size else 1.0)
         if difference > largest:
             largest, at, allowed = difference, one.step, bound
         if not difference <= bound:
@@ -133,10 +136,10 @@ def closeness(run: Committed, undisturbed: Committed, tolerance: Tolerance) -> C
     return Closeness(True, largest, at, allowed, None)
 
 
-def _relative(one: StepRecord, other: StepRecord) -> float:
+def _difference(one: StepRecord, other: StepRecord, size: float) -> float:
+    """How far the losses are apart, relative to the larger one."""
     if one.loss.bits == other.loss.bits:
         return 0.0
-    a, b = one.loss.value, other.loss.value
-    if not (math.isfinite(a) and math.isfinite(b)):
+    if not (math.isfinite(one.loss.value) and math.isfinite(other.loss.value)):
         return math.inf
-    return abs(a - b) / max(abs(a), abs(b))
+    return abs(one.loss.value - other.loss.value) / size if size else 0.0

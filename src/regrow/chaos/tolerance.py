@@ -5,6 +5,7 @@ The derivation is in docs/prove.md, section "The tolerance".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
@@ -42,9 +43,16 @@ class Tolerance:
         """What one step may add, relative to the loss."""
         return AMPLIFICATION * 2 * max(self.replicas - 1, 1) * _UNIT_ROUNDOFFS[self.dtype]
 
-    def after(self, steps: int) -> float:
-        """What so many steps on other slices may have added; the first of them counts as one."""
-        return steps * self.of_a_step
+    def after(self, steps: int, fall: float = 1.0) -> float:
+        """What so many steps on other slices may have added, relative to the loss.
+
+        Args:
+            steps: The first step on other slices counts as one.
+            fall: The largest loss so far over the present one, at least 1: a loss that has fallen
+                is what differences of larger numbers have left.
+        """
+        error = steps * self.of_a_step
+        return error * math.sqrt(fall) + error * error * fall
 
 
 def tolerance_of(*runs: Committed) -> Tolerance:

@@ -72,7 +72,7 @@ def _draw_buckets(axes: Any, status: Mapping[str, Any]) -> None:
     from matplotlib import colormaps
 
     left = 0.0
-    colors = colormaps["tab20"].colors
+    colors = colormaps["tab20"](range(20))
     for color, (bucket, seconds) in zip(colors, status["buckets"].items(), strict=False):
         if seconds > 0.0:
             axes.barh([0], [seconds], left=[left], color=color, label=bucket)
