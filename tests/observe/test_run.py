@@ -180,6 +180,31 @@ def test_executions_that_fail_are_no_steps() -> None:
     assert training.reports[-1].ended == "recovered"
 
 
+def test_a_client_that_works_in_vain_has_not_recovered() -> None:
+    training = trained(6)
+    training.lose()
+    began = training.now
+    for step in range(6, 12):  # It never looks at a result, and goes on with what is lost.
+        transfer = training.run.begin("transfer", training.now, slices=(0, 1))
+        training.run.end(transfer, training.pass_s(0.1))
+        training.run.told(step, "step", training.now)
+        training.run.launched(training.program, training.now)
+        followed = training.run.begin("step", training.now, slices=(0, 1))
+        training.run.end(followed, training.now, failed=True)
+        training.pass_s(0.1)
+    assert not training.reports
+    training.run.slice_back(1)
+    training.load()
+    training.step(6)
+    [report] = training.reports
+    assert (report.ended, report.wall_s) == ("recovered", pytest.approx(1.2 + 2 + 1))
+    assert report.parts["drain"] == pytest.approx(1.1)
+    assert report.began_s == pytest.approx(began)
+    assert not training.run.returned  # It was taken in with that step.
+    assert training.run.steps.taken == 7
+    training.check()
+
+
 def test_a_client_that_was_done_has_lost_nothing() -> None:
     training = trained(4)
     training.lose()

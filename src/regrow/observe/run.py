@@ -209,6 +209,7 @@ class Run:
         if event is None:
             self._settle(now)
         elif activity.kind == "step" and event.is_ended_by(activity):
+            self.returned.difference_update(activity.slices)
             self._close(now, "recovered", now)
         elif event.kind == "loss" and self.ledger.bucket == goodput.SLICE_DOWN:
             since = event.rebuilt_since

@@ -297,15 +297,18 @@ class ElasticEvent:
         return activity.began >= self.declared or self.kind == "scale-up"
 
     def _draining(self, end: float) -> list[Interval]:
-        """What the client waited for when the loss was declared."""
-        return [
+        """What the client waited for when the loss was declared, and what it did in vain since."""
+        waited = [
             (self.declared, end if one.ended is None else one.ended)
             for one in self._inherited
             if one.kind in ("wait", "run", "step")
             and (one.ended is None or one.ended > self.declared)
         ]
+        return [*waited, (self.declared, min(self._drained(), end))]
 
     def _drained(self) -> float:
         """When the client had been told of all that failed with the loss."""
-        ends = (one.ended for one in self._inherited if one.failed)
+        # A client that does not wait goes on with what is lost until it looks at a result.
+        vain = (one for one in self._activities if one.kind in ("run", "step") and not one.small)
+        ends = (one.ended for one in (*self._inherited, *vain) if one.failed)
         return max([self.declared, *(end for end in ends if end is not None)])
