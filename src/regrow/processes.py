@@ -124,6 +124,8 @@ def spawn(
     environ: Mapping[str, str],
     *,
     output: int,
+    errors: int | None = None,
+    stdin: int | None = None,
     keep: Iterable[int] = (),
 ) -> int:
     """Starts a program in a session of its own, with no signal blocked.
@@ -131,16 +133,20 @@ def spawn(
     Args:
         argv: The program's absolute path and its arguments.
         environ: Its whole environment.
-        output: File descriptor for its standard output and error; standard input is empty.
+        output: File descriptor for its standard output.
+        errors: The same for its standard error; default: that of its output.
+        stdin: The same for its standard input; default: an empty one.
         keep: File descriptors that it inherits, under the same numbers.
 
     Returns:
         The process id; the caller must reap it.
     """
     actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+        if stdin is None
+        else (os.POSIX_SPAWN_DUP2, stdin, 0),
         (os.POSIX_SPAWN_DUP2, output, 1),
-        (os.POSIX_SPAWN_DUP2, output, 2),
+        (os.POSIX_SPAWN_DUP2, output if errors is None else errors, 2),
     ]
     # dup2 of a descriptor to itself clears its close-on-exec flag in the child only, so that no
     # other thread of this process can leak it by starting a process of its own meanwhile.

@@ -1,4 +1,4 @@
-"""The process of a local host: its metadata server, its startup script, and the end of both.
+"""The process of a local host: its metadata server, its scripts and commands, and their end.
 
 It ends everything that runs on the host when the server says so (SIGTERM), and by itself when its
 server has died and none has come back in time.
@@ -13,9 +13,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
+from regrow.cloud.hosts.exec_server import ExecServer
 from regrow.cloud.hosts.metadata_server import MetadataServer
 from regrow.cloud.hosts.spec import (
     GUEST_FILE,
@@ -39,6 +41,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _LOOK_EVERY_S: Final = 0.25
 _ENDING_POLL_S: Final = 0.05
 _SHELL: Final = "/bin/sh"
+_COMMAND_SHELL: Final = "/bin/bash" if Path("/bin/bash").exists() else _SHELL
 _NAMESPACE: Final = "startup-script"
 
 
@@ -66,6 +69,10 @@ class Agent:
             self._read_guest_attributes(),
             self._write_guest_attributes,
         )
+        # Commands that run: theirs to reap, by the threads that wait for them.
+        self._commands: list[Child] = []
+        self._starting = threading.Lock()
+        self._exec = ExecServer(self._spec.address, self._run_command, self._spec.stop_s)
         state = AgentState(ProcessId.own(), self._spec.incarnation, self._spec.boot)
         state.write(directory)
         os.write(ready_fd, b"ready\n")
@@ -122,6 +129,19 @@ class Agent:
     def _environ(self) -> dict[str, str]:
         return dict(os.environ) | self._spec.environ | {"HOME": str(self._spec.disk)}
 
+    # --- commands from outside ---
+
+    def _run_command(self, command: str, streams: Sequence[int]) -> Child:
+        """Runs a command, or without one a shell, in the host's disk."""
+        shell = [_COMMAND_SHELL, "-c", command] if command else [_COMMAND_SHELL]
+        argv = [_SHELL, "-c", 'cd "$HOME" && exec "$0" "$@"', *shell]
+        stdin, output, errors = streams
+        with self._starting:
+            pid = spawn(argv, self._environ(), stdin=stdin, output=output, errors=errors)
+            child = Child(pid)
+            self._commands = [one for one in self._commands if one.cause is None] + [child]
+        return child
+
     def _reap(self) -> None:
         script = self._script
         if script is not None and script.poll() is not None:
@@ -130,13 +150,15 @@ class Agent:
                 log.write(f"--- startup-script: {script.cause}\n")
             self._metadata.write(_NAMESPACE, "exit-status", str(script.status))
             self._metadata.write(_NAMESPACE, "boot", str(self._spec.boot))
-        running = None if self._script is None else self._script.pid
-        with contextlib.suppress(ChildProcessError):
+        with self._starting, contextlib.suppress(ChildProcessError):
+            awaited = {one.pid for one in self._commands if one.cause is None}
+            if self._script is not None:
+                awaited.add(self._script.pid)
             # Orphans of the script become children of this process.
             while (
                 info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             ) is not None:
-                if info.si_pid == running:
+                if info.si_pid in awaited:
                     break
                 os.waitpid(info.si_pid, os.WNOHANG)
 
@@ -170,6 +192,7 @@ class Agent:
 
     def _end(self) -> None:
         """Ends all that runs here: the shutdown script, then SIGTERM, then SIGKILL."""
+        self._exec.close()
         deadline = time.monotonic() + self._spec.stop_s
         text = self._metadata_value("shutdown-script")
         script = self._start("shutdown-script", text) if text else None
