@@ -35,6 +35,9 @@ _COMMANDS: Final = {
     "manifest": "Print manifests for Kubernetes.",
     "head": "Run a head in the foreground, with the flags of Pathways.",
     "cloud": "A local Cloud TPU: its API, and slices of local processes.",
+    "queued-resources": "Ask for slices of a Cloud TPU, and work on their hosts.",
+    "tpu-vm": "Single slices of a Cloud TPU, and work on their hosts.",
+    "config": "Project and zone of queued-resources and tpu-vm.",
 }
 
 
@@ -45,7 +48,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(f"regrow.cli.{cmd_name}").command
+        command = importlib.import_module(f"regrow.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 
