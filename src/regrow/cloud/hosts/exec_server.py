@@ -96,7 +96,9 @@ class ExecServer:
             if not is_friend(connection):
                 return
             connection.settimeout(_REQUEST_S)
-            data, streams, _, _ = socket.recv_fds(connection, LARGEST_COMMAND_BYTES, _STREAMS)
+            data, streams, _, _ = socket.recv_fds(
+                connection, LARGEST_COMMAND_BYTES, _STREAMS, socket.MSG_CMSG_CLOEXEC
+            )
             try:
                 if len(streams) != _STREAMS or self._closed:
                     return
