@@ -10,6 +10,7 @@ from typing import Final
 
 _OPERATORS: Final = frozenset({";", "&", "&&", "|", "||", "(", ")", "\n"})
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_REDIRECTION: Final = re.compile(r"\d*[<>]&[\d-]|&>>?")
 _PYTHON: Final = re.compile(r"(python|pypy)[\d.]*")
 _LAUNCHERS: Final = frozenset({"torchrun", "accelerate", "mpirun", "xla_dist", "jupyter"})
 _SHELLS: Final = frozenset({"sh", "bash", "zsh", "source", "."})
@@ -33,7 +34,8 @@ def may_wait_for_others(command: str) -> bool:
 
 def _simple_commands(command: str) -> Iterator[tuple[list[str], str]]:
     """The words of each simple command, and the operator behind it."""
-    lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|()\n")
+    # The "&" of a redirection is no operator.
+    lexer = shlex.shlex(_REDIRECTION.sub(" ", command), posix=True, punctuation_chars=";&|()\n")
     lexer.whitespace = " \t\r"
     lexer.commenters = ""
     words: list[str] = []

@@ -74,13 +74,21 @@ def hosts_of_queued(
         UsageError: If an index is out of range.
         CloudApiError: If there is no such queued resource, or a node of it cannot be reached.
     """
-    specs = client.queued(place, queued_id).get("tpu", {}).get("nodeSpec", [])
-    ids = [str(spec.get("nodeId", "")) for spec in specs]
-    return [
-        host
-        for index in chosen("--node", nodes, len(ids))
-        for host in hosts_of_node(client.node(place, ids[index]), ids[index], index, workers)
-    ]
+    queued = client.queued(place, queued_id)
+    ids = [str(spec.get("nodeId", "")) for spec in queued.get("tpu", {}).get("nodeSpec", [])]
+    hosts: list[Host] = []
+    for index in chosen("--node", nodes, len(ids)):
+        try:
+            node = client.node(place, ids[index])
+        except CloudApiError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
+            state = queued.get("state", {}).get("state")
+            raise CloudApiError(
+                Code.FAILED_PRECONDITION, f"{queued_id} is {state} and has no node {ids[index]}"
+            ) from None
+        hosts += hosts_of_node(node, ids[index], index, workers)
+    return hosts
 
 
 def hosts_of_node(node: dict[str, Any], node_id: str, index: int, workers: str) -> list[Host]:
