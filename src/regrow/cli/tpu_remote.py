@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import select
 import subprocess
 import sys
@@ -106,7 +107,9 @@ def _choice_options(batch_size: str) -> Callable[[Any], Any]:
             default="accept-new",
             show_default=True,
         ),
-        click.option("--plain", is_flag=True, hidden=True),
+        click.option(
+            "--plain", is_flag=True, help="Do not add the public key to the hosts' metadata."
+        ),
     ]
 
     def add(function: Any) -> Any:
@@ -121,12 +124,25 @@ def _shell(client: CloudClient, user: str, values: dict[str, Any]) -> LocalShell
     """Takes the settings of ssh out of a command's values; local hosts need none."""
     from regrow.cloud.remote.sessions import LocalShell, SshShell
 
-    values.pop("plain")
     names = ("internal", "key_file", "strict_host_key_checking")
     settings = {name: values.pop(name) for name in names}
     if urlsplit(client.endpoint).scheme == "https":
-        return SshShell(user, **settings)
+        return SshShell(user or getpass.getuser(), **settings)
     return LocalShell()
+
+
+def _let_in(
+    client: CloudClient, place: Place, hosts: Sequence[Host], shell: LocalShell | SshShell
+) -> None:
+    """Has real hosts know the caller's key."""
+    from regrow.cloud.remote.keys import propagate, public_key
+    from regrow.cloud.remote.sessions import SshShell
+
+    if isinstance(shell, SshShell):
+        nodes = sorted({host.node for host in hosts})
+        changed = propagate(client, place, nodes, shell.user, public_key(shell.key_file))
+        if changed:
+            say(f"public key given to {', '.join(changed)}; hosts may take a moment to see it")
 
 
 def _hosts(
@@ -139,12 +155,22 @@ def _hosts(
         try:
             node = client.node(place, name)
         except CloudApiError as error:
-            if error.code is not Code.NOT_FOUND:
+            if error.code is not Code.NOT_FOUND or not _is_queued(client, place, name):
                 raise
         else:
             chosen("--node", nodes, 1)
             return hosts_of_node(node, name, 0, workers)
     return hosts_of_queued(client, place, name, nodes, workers)
+
+
+def _is_queued(client: CloudClient, place: Place, name: str) -> bool:
+    try:
+        client.queued(place, name)
+    except CloudApiError as error:
+        if error.code is Code.NOT_FOUND:
+            return False
+        raise
+    return True
 
 
 def _batch(text: str, hosts: int) -> int:
@@ -173,6 +199,7 @@ def _ssh(
     independent: bool,
     flags: tuple[str, ...],
     dry_run: bool,
+    plain: bool,
     **values: Any,
 ) -> int:
     from regrow.cloud.remote.commands import in_background
@@ -195,6 +222,8 @@ def _ssh(
         for host in hosts:
             click.echo(shell.describe(host, command))
         return 0
+    if not plain:
+        _let_in(client, place, hosts, shell)
     if len(hosts) == 1 and output_directory is None:
         return _attached(shell, hosts[0], command)
     return _everywhere(
@@ -285,6 +314,7 @@ def _scp(
     compress: bool,
     flags: tuple[str, ...],
     dry_run: bool,
+    plain: bool,
     **values: Any,
 ) -> int:
     from regrow.cloud.remote.copying import RemotePath, Transfer
@@ -300,6 +330,8 @@ def _scp(
         for host in hosts:
             click.echo(transfer.describe(shell, host))
         return 0
+    if not plain:
+        _let_in(client, place, hosts, shell)
     batch = _batch(batch_size, len(hosts))
     return _everywhere(
         hosts, lambda host, streams: transfer.start(shell, host, streams), batch, None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -70,14 +72,22 @@ def _google_session() -> requests.Session:
         from google.auth.transport.requests import AuthorizedSession
     except ImportError:
         raise UnsupportedError(
-            "the real Cloud TPU needs google-auth: pip install google-auth"
+            "the real Cloud TPU needs google-auth: pip install 'regrow[gcp]'"
         ) from None
+    # It warns of what it then raises, or does without.
+    logging.getLogger("google.auth").setLevel(logging.ERROR)
     try:
         credentials, _ = google.auth.default(scopes=[_SCOPE])
     except DefaultCredentialsError as error:
         raise UnsupportedError(f"no credentials for Google Cloud: {error}") from None
     session: requests.Session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
     return session
+
+
+def _credential_errors() -> tuple[type[Exception], ...]:
+    """What google-auth raises when credentials are no longer good, if it is used."""
+    module = sys.modules.get("google.auth.exceptions")
+    return () if module is None else (module.GoogleAuthError,)
 
 
 @final
@@ -142,6 +152,8 @@ class CloudClient:
             )
         except requests.RequestException as error:
             raise NoClusterError(f"{self.endpoint} does not answer: {error}") from None
+        except _credential_errors() as error:
+            raise UnsupportedError(f"no access to Google Cloud: {error}") from None
         return _read(answer)
 
     def pages(self, path: str, field: str) -> Iterator[Json]:
@@ -196,6 +208,11 @@ class CloudClient:
     def delete_node(self, place: Place, node_id: str) -> Json | None:
         """Deletes a node; None if it is gone already."""
         return self._delete(place.child(Node.kind, node_id), {})
+
+    def patch_node(self, place: Place, node_id: str, fields: Json) -> Json:
+        """Replaces fields of a node."""
+        params = {"updateMask": ",".join(fields)}
+        return self.call("PATCH", place.child(Node.kind, node_id), fields, params)
 
     def stop_node(self, place: Place, node_id: str) -> Json:
         """Stops a node."""
