@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from regrow.cli import main
+from regrow.cloud.defaults import Defaults
 from regrow.home import ClusterState, Home
 from regrow.processes import ProcessStat, marked
 
@@ -91,3 +94,88 @@ def one_line():
         return lines[0].removeprefix("regrow: ")
 
     return check
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a command has printed and how it has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Tpu:
+    """Commands run in this process, against a local Cloud TPU in a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.capfd: pytest.CaptureFixture[str]
+        self.commands = Commands(home)
+
+    def __call__(self, *arguments: str) -> Answer:
+        self.capfd.readouterr()
+        status = main(arguments)
+        output, errors = self.capfd.readouterr()
+        return Answer(status, output, errors)
+
+    def good(self, *arguments: str) -> str:
+        answer = self(*arguments)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
+
+    def admin(self, *arguments: str) -> None:
+        self.good("cloud", *arguments)
+
+    def create(self, name: str, *arguments: str, shape: str = "v4-16") -> Answer:
+        node = () if "--node-count" in arguments else ("--node-id", f"{name}-node")
+        flags = ("--accelerator-type", shape, "--runtime-version", "tpu-ubuntu2204-base")
+        return self("queued-resources", "create", name, *flags, *node, *arguments)
+
+    def state(self, name: str) -> str:
+        form = "value(state.state)"
+        return self("queued-resources", "describe", name, "--format", form).stdout.strip()
+
+
+def _clouds(home: Path, *options: str) -> Iterator[Tpu]:
+    tpu = Tpu(home)
+    up = tpu.commands("cloud", "up", "--detach", "--port", "0", "--notice", "0.1", *options)
+    assert up.returncode == 0, up.stderr
+    defaults = Defaults(home)
+    defaults.set("project", "p")
+    defaults.set("zone", "us-central2-b")
+    yield tpu
+    assert tpu.commands("cloud", "down").returncode == 0
+
+
+@pytest.fixture(scope="session")
+def _simulated_cloud(tmp_path_factory):
+    yield from _clouds(tmp_path_factory.mktemp("simulated"), "--simulate")
+
+
+@pytest.fixture(scope="module")
+def _real_cloud(tmp_path_factory):
+    yield from _clouds(tmp_path_factory.mktemp("real"), "--stop", "1")
+
+
+def _in_home(tpu: Tpu, monkeypatch, capfd) -> Tpu:
+    for name in [name for name in os.environ if name.startswith("REGROW_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("REGROW_HOME", str(tpu.home))
+    tpu.capfd = capfd
+    return tpu
+
+
+@pytest.fixture
+def simulated_tpu(_simulated_cloud, monkeypatch, capfd):
+    """Commands against slices without processes; what a test leaves is deleted."""
+    tpu = _in_home(_simulated_cloud, monkeypatch, capfd)
+    yield tpu
+    for name in tpu.good("queued-resources", "list", "--format", "value(NAME)").split():
+        tpu.good("queued-resources", "delete", name, "--force", "--quiet")
+
+
+@pytest.fixture
+def real_tpu(_real_cloud, monkeypatch, capfd):
+    """Commands against slices of processes."""
+    return _in_home(_real_cloud, monkeypatch, capfd)

@@ -13,6 +13,7 @@ from regrow.cli.tables import Column, filtered, print_list, print_one
 from regrow.cli.tpu_options import (
     async_option,
     at_place,
+    at_places,
     confirm,
     duration,
     ended_by_sigterm,
@@ -202,7 +203,7 @@ def _name_dead(client: CloudClient, place: Place) -> None:
 @command.command("list")
 @filter_option
 @format_option("table")
-@at_place
+@at_places
 def list_(client: CloudClient, place: Place, filter_: str | None, form: str) -> None:
     """List queued resources of a zone; without one, or with --zone=-, of all."""
     from regrow.cloud.waiting import DEAD
@@ -277,7 +278,7 @@ def reset(
 @click.option("--dry-run", is_flag=True, help="Only name them.")
 @async_option
 @timeout_option
-@at_place
+@at_places
 def reap(
     client: CloudClient, place: Place, dry_run: bool, is_async: bool, timeout_s: float
 ) -> None:

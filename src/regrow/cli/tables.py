@@ -44,31 +44,12 @@ def print_one(item: dict[str, Any], form: str) -> None:
         click.echo(json.dumps(item, indent=2) if form == "json" else to_yaml(item))
 
 
-def to_yaml(value: Any, indent: str = "") -> str:
-    """JSON data as YAML, in blocks; texts are quoted where YAML could read something else."""
-    lines: list[str] = []
-    if isinstance(value, Mapping):
-        for key, one in sorted(value.items()):
-            inner = to_yaml(one, indent + ("" if isinstance(one, list) else "  "))
-            nested = isinstance(one, Mapping | list) and one
-            lines.append(f"{indent}{_scalar(key)}:" + (f"\n{inner}" if nested else f" {inner}"))
-    elif isinstance(value, list) and value:
-        for one in value:
-            inner = to_yaml(one, indent + "  ")
-            lines.append(f"{indent}- {inner.removeprefix(indent + '  ')}")
-    else:
-        return _scalar(value)
-    return "\n".join(lines) or "{}"
+def to_yaml(value: dict[str, Any]) -> str:
+    """A resource as YAML, in blocks."""
+    # It takes a while to import, and few commands need it.
+    import yaml
 
-
-_BARE: Final = re.compile(r"[A-Za-z/][\w./@-]*")
-_WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, str) and _BARE.fullmatch(value) and value.lower() not in _WORDS:
-        return value
-    return json.dumps(value)
+    return str(yaml.safe_dump(value, allow_unicode=True)).rstrip()
 
 
 def _plain(value: object) -> str:

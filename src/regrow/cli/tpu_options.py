@@ -48,18 +48,21 @@ def duration(value: object) -> float:
 
 def at_place(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --project, --zone and --endpoint; the command is given `client` and `place` for them."""
+    return _at(function, lambda defaults: defaults.require("zone", None))
 
+
+def at_places(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for commands that take all zones where none is given."""
+    return _at(function, lambda defaults: defaults.all().get("zone", ALL_ZONES))
+
+
+def _at(function: Callable[..., Any], usual_zone: Callable[[Defaults], str]) -> Callable[..., Any]:
     @functools.wraps(function)
     def command(
         *arguments: Any, project: str | None, zone: str | None, endpoint: str | None, **values: Any
     ) -> Any:
         defaults = Defaults()
-        lists = click.get_current_context().command.name in ("list", "reap")
-        place = Place(
-            defaults.require("project", project),
-            zone
-            or (defaults.all().get("zone", ALL_ZONES) if lists else defaults.require("zone", None)),
-        )
+        place = Place(defaults.require("project", project), zone or usual_zone(defaults))
         for name, value in (("project", place.project), ("zone", place.zone)):
             if "/" in value:
                 raise UsageError(f"--{name}={value}: give the {name}'s id alone")
@@ -121,7 +124,12 @@ timeout_option: Final = click.option(
 
 # --- what slices are to be like ---
 
-_NODE_FIELDS: Final = frozenset(NodeRequest.__dataclass_fields__)
+# How a slice of a queued resource is paid for, the queued resource tells.
+_NODE_FIELDS: Final = frozenset(NodeRequest.__dataclass_fields__) - {
+    "spot",
+    "preemptible",
+    "reserved",
+}
 
 
 def node_options(function: _Function) -> _Function:
@@ -158,7 +166,7 @@ def node_options(function: _Function) -> _Function:
 
 
 def take_node(values: dict[str, Any]) -> NodeRequest:
-    """Takes what says how slices are to be out of a command's values.
+    """Takes what says how slices are to be, but for their tier, out of a command's values.
 
     Raises:
         UsageError: If a value is wrong.

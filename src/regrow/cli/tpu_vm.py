@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -12,6 +13,7 @@ from regrow.cli.tables import Column, filtered, print_list, print_one
 from regrow.cli.tpu_options import (
     async_option,
     at_place,
+    at_places,
     confirm,
     ended_by_sigterm,
     filter_option,
@@ -59,7 +61,7 @@ def create(
     name: str, client: CloudClient, place: Place, is_async: bool, timeout_s: float, **values: Any
 ) -> None:
     """Make a slice of what is free now; who gives up waiting deletes it."""
-    node = take_node(values)
+    node = dataclasses.replace(take_node(values), **values)
     if node.reserved and (node.spot or node.preemptible):
         raise UsageError("--reserved and --spot exclude each other")
     operation = client.create_node(place, name, node.body())
@@ -82,7 +84,7 @@ def create(
 @command.command("list")
 @filter_option
 @format_option("table")
-@at_place
+@at_places
 def list_(client: CloudClient, place: Place, filter_: str | None, form: str) -> None:
     """List slices of a zone; without one, or with --zone=-, of all."""
     items = filtered(client.list_nodes(place), _COLUMNS, filter_)

@@ -15,6 +15,8 @@ from regrow.errors import UsageError
 Json = dict[str, Any]
 
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+# As it is called in names of accelerators, and by gcloud.
+_TYPES: Final = {"V5LITEPOD": "V5LITE_POD", "V5E": "V5LITE_POD"}
 _UNITS_S: Final = (86400, 3600, 60, 1)
 
 
@@ -78,7 +80,8 @@ class NodeRequest:
         shape: Json = {"acceleratorType": self.accelerator_type}
         if self.accelerator_type is None:
             kind = str(self.type).upper().replace("-", "_")
-            shape = {"acceleratorConfig": {"type": kind, "topology": self.topology}}
+            config = {"type": _TYPES.get(kind, kind), "topology": self.topology}
+            shape = {"acceleratorConfig": config}
         network = {
             "network": self.network,
             "subnetwork": self.subnetwork,

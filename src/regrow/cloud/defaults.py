@@ -20,9 +20,9 @@ _SECTIONS: Final = {"core/project": "project", "compute/zone": "zone"}
 class Defaults:
     """The values that are kept in REGROW_HOME."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Names the file."""
-        self._path = path or Home().path / _FILE
+    def __init__(self, home: Path | None = None) -> None:
+        """Names the directory; default: REGROW_HOME."""
+        self._path = (home or Home().path) / _FILE
 
     def all(self) -> dict[str, str]:
         """What is set.
