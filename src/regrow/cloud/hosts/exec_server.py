@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
-from regrow.processes import Child, descendants_of, end_all
+from regrow.processes import Child, ProcessStat, descendants_of, end_all
 
 LARGEST_COMMAND_BYTES: Final = 96 << 10
 """A packet of a Unix socket has to fit into the kernel's buffer."""
@@ -124,9 +124,29 @@ class ExecServer:
                 self._end(child)
 
     def _end(self, child: Child) -> None:
-        ended = {child.pid} | descendants_of({child.pid})
-        end_all(ended, signum=signal.SIGTERM)
-        if child.wait(self._stop_s) is None:
-            # What is orphaned meanwhile has moved to another parent.
-            end_all(ended & ({child.pid} | descendants_of({os.getpid()})))
-            child.wait(self._stop_s)
+        """Ends a command and what it has started; who has left its group is known by descent."""
+        strays = descendants_of({child.pid})
+        _signal(child.pid, strays, signal.SIGTERM)
+        deadline = time.monotonic() + self._stop_s
+        while _lives(child.pid) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+        # The command itself is not reaped before this, so that the group's number is still its own.
+        _signal(child.pid, strays & descendants_of({os.getpid()}), signal.SIGKILL)
+        child.wait(self._stop_s)
+
+
+def _signal(group: int, others: set[int], number: signal.Signals) -> None:
+    # To the group as a whole: a process that is just being forked is not missed.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+    end_all(others, signum=number)
+
+
+def _lives(group: int) -> bool:
+    """Whether any process of a group runs; those that lose their parent become children of ours."""
+    for pid in descendants_of({os.getpid()}):
+        stat = ProcessStat.of(pid)
+        with contextlib.suppress(ProcessLookupError):
+            if stat is not None and stat.state not in "ZX" and os.getpgid(pid) == group:
+                return True
+    return False
