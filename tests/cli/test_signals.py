@@ -32,7 +32,8 @@ def test_signals_wait_until_they_are_taken():
 
 
 ON_TERMINAL = """
-import select, signal
+import fcntl, select, signal, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from regrow.cli.signals import SignalQueue
 with SignalQueue([signal.SIGINT]) as queue:
     print("ready", flush=True)
@@ -43,9 +44,16 @@ with SignalQueue([signal.SIGINT]) as queue:
 
 def test_ctrl_c_is_told_from_a_signal_of_a_process():
     pty = pytest.importorskip("pty")
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-c", ON_TERMINAL])
+    terminal, its_end = pty.openpty()
+    # Not `pty.fork`: this process may have threads, of JAX say.
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL],
+        stdin=its_end,
+        stdout=its_end,
+        stderr=its_end,
+        start_new_session=True,
+    )
+    os.close(its_end)
     output = b""
     deadline = time.monotonic() + 20
     while b"]" not in output and time.monotonic() < deadline:
@@ -55,6 +63,6 @@ def test_ctrl_c_is_told_from_a_signal_of_a_process():
         if b"ready" in chunk:
             os.write(terminal, b"\x03")
         output += chunk
-    os.waitpid(pid, 0)
+    assert process.wait(20) == 0
     os.close(terminal)
     assert b"from_terminal=True" in output
