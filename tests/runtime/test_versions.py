@@ -26,9 +26,7 @@ OTHERS = [
 QUICK = (
     "devices_and_their_attributes",
     "arrays_of_every_dtype",
-    "training_with_donation",
     "shard_map_with_collectives",
-    "errors_of_programs",
     "pinned_host",
     "resharding_across_meshes",
 )
