@@ -34,16 +34,18 @@ class Trainer:
         self.handle = response.compile_response.loaded_executable_handle
         self.client.put(1, [0.0] * len(devices), tiled(devices, (len(devices),)))
 
-    def execute(self) -> None:
+    def execute(self, step: int | None = None) -> None:
         request = proxy.IfrtRequest()
         body = request.loaded_executable_execute_request
         body.loaded_executable_handle = self.handle
         body.args_handles.append(1)
         body.result_array_handle.extend((8, 9))
+        if step is not None:
+            body.execute_options.execution_stream_id = step + 1
         self.client.give(request)
 
-    async def step(self) -> Any:
-        self.execute()
+    async def step(self, step: int | None = None) -> Any:
+        self.execute(step)
         return await self.client.ask("check_value_ready_request", value_handles=[8])
 
 
@@ -51,30 +53,31 @@ def test_a_training_that_loses_a_slice_and_gets_it_back() -> None:
     async def main(world: World) -> None:
         trainer = Trainer(world)
         await trainer.compile(DEVICES)
-        for _ in range(4):
-            await trainer.step()
+        for step in range(4):
+            await trainer.step(step)
         assert trainer.run.steps.number == 4
         assert trainer.run.steps.main is not None
         assert trainer.run.steps.main.name == "jit_step"
         assert not trainer.run.open
         assert trainer.run.quiet_since is not None
 
-        trainer.execute()
+        trainer.execute(4)
         trainer.client.send("check_value_ready_request", value_handles=[8])
         assert [activity.kind for activity in trainer.run.open] == ["wait"]
         world.lose(1)
         assert (await trainer.client.answer()).response_metadata.status.code
         assert trainer.run.event is not None
-        # What is dispatched in vain is no step.
-        assert (await trainer.step()).response_metadata.status.code
+        # What is dispatched in vain is a step that is lost.
+        assert (await trainer.step(5)).response_metadata.status.code
         assert trainer.run.event is not None
         await trainer.compile([0, 2])
-        await trainer.step()
+        await trainer.step(3)
         [report] = trainer.reports
         assert (report.kind, report.slices, report.ended) == ("loss", (1,), "recovered")
         assert report.parts["compile"] > 0
         assert report.parts["first step"] > 0
-        assert trainer.run.steps.taken == 6
+        assert str(report.lost) == "steps 3 to 5"
+        assert (trainer.run.steps.taken, trainer.run.steps.lost) == (7, 3)
 
         world.up(1)
         await trainer.step()

@@ -32,7 +32,7 @@ class Training:
             self.run.told(step, "step", self.now)
         if self.run.returned:
             self.run.uses(slices, self.now, self.now)
-        is_step = self.run.launched(self.program, self.now)
+        is_step = self.run.launched(self.program, self.now, step if self.tells else None)
         followed = None
         if self.run.event is not None:
             kind = "step" if is_step else "run"

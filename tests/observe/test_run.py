@@ -168,7 +168,7 @@ def test_a_slice_that_returns_is_taken_in() -> None:
     training.check()
 
 
-def test_executions_that_fail_are_no_steps() -> None:
+def test_executions_that_fail_are_lost_steps() -> None:
     training = trained(4)
     training.lose()
     # The client is ahead: what it dispatches fails.
@@ -176,8 +176,9 @@ def test_executions_that_fail_are_no_steps() -> None:
     training.run.end(followed, training.now, failed=True)
     training.load()
     training.step(4)
-    assert training.run.steps.taken == 5
-    assert training.reports[-1].ended == "recovered"
+    [report] = training.reports
+    assert (report.ended, str(report.lost)) == ("recovered", "step 4")
+    assert (training.run.steps.taken, training.run.steps.lost) == (6, 1)
 
 
 def test_a_client_that_works_in_vain_has_not_recovered() -> None:
@@ -188,7 +189,7 @@ def test_a_client_that_works_in_vain_has_not_recovered() -> None:
         transfer = training.run.begin("transfer", training.now, slices=(0, 1))
         training.run.end(transfer, training.pass_s(0.1))
         training.run.told(step, "step", training.now)
-        training.run.launched(training.program, training.now)
+        training.run.launched(training.program, training.now, step)
         followed = training.run.begin("step", training.now, slices=(0, 1))
         training.run.end(followed, training.now, failed=True)
         training.pass_s(0.1)
@@ -201,7 +202,8 @@ def test_a_client_that_works_in_vain_has_not_recovered() -> None:
     assert report.parts["drain"] == pytest.approx(1.1)
     assert report.began_s == pytest.approx(began)
     assert not training.run.returned  # It was taken in with that step.
-    assert training.run.steps.taken == 7
+    assert str(report.lost) == "steps 6 to 11"
+    assert (training.run.steps.taken, training.run.steps.lost) == (13, 6)
     training.check()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regrow.observe.steps import Steps
+from regrow.observe.steps import Resumed, Steps
 
 
 def taken(steps: Steps, name: str, weight: int, times: int, small: bool = False) -> list[bool]:
@@ -47,24 +47,45 @@ def training(told: bool) -> Steps:
 
 def test_lost_by_the_steps_that_were_told() -> None:
     steps = training(told=True)
-    lost, lost_s = steps.resume(121, loaded=False, productive_s=127.0)
+    lost, lost_s = steps.resume(Resumed(step=121), 127.0)
     assert str(lost) == "steps 121 to 126"
     assert lost_s == 6.0
     assert (steps.number, steps.lost) == (21, 6)
-    assert steps.resume(127, False, 127.0) == (None, 0.0)
+    assert steps.resume(Resumed(step=127), 127.0) == (None, 0.0)
 
 
 def test_lost_by_the_executions_since_the_snapshot() -> None:
     steps = training(told=False)
     steps.saved(26)
-    lost, lost_s = steps.resume(None, loaded=True, productive_s=127.0)
+    lost, lost_s = steps.resume(Resumed(loaded=True), 127.0)
     assert str(lost) == "execution 27"
     assert lost_s == 1.0
-    assert steps.resume(None, loaded=True, productive_s=127.0) == (None, 0.0)
+    assert steps.resume(Resumed(loaded=True), 127.0) == (None, 0.0)
+
+
+def test_executions_that_go_on_are_not_lost() -> None:
+    steps = training(told=True)
+    program = steps.program("jit_step", 10_000, False)
+    for step in (127, 121, 122):  # The first in vain, the last ahead of the one that is complete.
+        steps.launched(program, 127.0, step)
+    lost, lost_s = steps.resume(Resumed(number=29, step=121), 127.0)
+    assert str(lost) == "steps 121 to 127"
+    assert lost_s == 6.0
+    assert (steps.number, steps.taken, steps.lost) == (23, 30, 7)
+    assert steps.latest == (23, 122)
+    assert str(steps.resume(Resumed(step=122), 128.0)[0]) == "step 122"
+
+
+def test_a_client_that_comes_later_has_steps_of_its_own() -> None:
+    steps = training(told=True)
+    steps.saved(20)
+    steps.client_gone()
+    assert steps.resume(Resumed(step=3), 127.0) == (None, 0.0)
+    assert steps.resume(Resumed(loaded=True), 127.0) == (None, 0.0)
 
 
 def test_nobody_knows_where_it_goes_on() -> None:
     steps = training(told=False)
     steps.saved(20)
-    assert steps.resume(None, loaded=False, productive_s=127.0) == (None, 0.0)
+    assert steps.resume(Resumed(), 127.0) == (None, 0.0)
     assert steps.number == 27

@@ -8,7 +8,17 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from regrow.client import analysis, arrays, backend, callbacks, crossing, profiler, tokens, tracing
+from regrow.client import (
+    analysis,
+    arrays,
+    backend,
+    callbacks,
+    crossing,
+    profiler,
+    stamps,
+    tokens,
+    tracing,
+)
 from regrow.client.notice import say
 from regrow.client.settings import PLATFORMS, Settings
 
@@ -34,6 +44,7 @@ _HOOKS: Final[tuple[tuple[str, Callable[[], None]], ...]] = (
     ("ordered effects after a failed callback", tokens.install),
     ("the time that tracing takes", tracing.install),
     ("traces of the hosts by the profiler", profiler.install),
+    ("the step of each execution", stamps.install),
 )
 _installed = False
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+from regrow.client.stamps import stamp
 from regrow.client.telling import tell
 from regrow.errors import UsageError
 
@@ -49,9 +50,16 @@ def at_step(step: int) -> None:
     """Says that the program begins a training step.
 
     It is optional, and costs some tens of microseconds. With it, errors of lost slices name the step, and
-    `elastic_retry` recognises an error that comes back at the same step.
+    `elastic_retry` recognises an error that comes back at the same step. What this thread executes from
+    then on belongs to that step, so the timeline can name the steps that a loss has cost.
     """
+    stamp(int(step))
     _set(step=int(step), phase="step")
+
+
+def after_step(step: int) -> None:
+    """Says that a step was taken, so the next one begins, unless the program says otherwise."""
+    _set(step=int(step) + 1, phase="step")
 
 
 def at_snapshot(step: int) -> None:

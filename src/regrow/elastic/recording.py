@@ -51,7 +51,7 @@ def record(step: int, loss: Any, state: Any = None, ids: Iterable[Any] | None = 
         _journal(path).write(_made(int(step), loss, state, ids))
     if plan is not None and offer is not None:
         plan.offer(offer)
-    progress.at_step(int(step) + 1)
+    progress.after_step(int(step))
 
 
 def _made(step: int, loss: Any, state: Any, ids: Iterable[Any] | None) -> StepRecord:

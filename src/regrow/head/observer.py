@@ -111,7 +111,9 @@ class Observer:
                 self._before_launch = before
                 if run.returned:
                     self._uses(program.placement.slices, now)
-                is_step = run.launched(program.known or self._known(program), now)
+                stamp = body.execute_options.execution_stream_id
+                step = stamp - 1 if stamp else None
+                is_step = run.launched(program.known or self._known(program), now, step)
                 if run.event is not None:
                     self._follow_launch(program, is_step, now, tables, _results(body, answer))
             elif type(program) is Reshard:

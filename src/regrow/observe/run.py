@@ -13,7 +13,7 @@ from typing import Any, Final, final
 
 from regrow.observe import goodput
 from regrow.observe.goodput import Ledger
-from regrow.observe.steps import Program, Steps
+from regrow.observe.steps import Program, Resumed, Steps
 from regrow.observe.timeline import Activity, ElasticEvent, Kind, Report
 
 _REPORTS: Final = 200
@@ -70,8 +70,6 @@ class Run:
         self._interrupted = False
         self._in_flight = False
         self._compiling = 0
-        # Executions of the step since the elastic event began, with the step that was told.
-        self._steps_of_event: dict[Activity, int | None] = {}
         self._phase: Activity | None = None
         self._phase_name: str | None = None
 
@@ -116,6 +114,7 @@ class Run:
                 self._close(now, "client gone", now)
             self._interrupted = self._interrupted or self._running
             self._running = self._in_flight = False
+            self.steps.client_gone()
             self.quiet_since = None
             self.open.clear()
             self._compiling = 0
@@ -155,18 +154,18 @@ class Run:
         if self._running and self.event is None and not self.returned.isdisjoint(slices):
             self._scale_up(since, now)
 
-    def launched(self, program: Program, now: float) -> bool:
-        """An execution has begun; returns whether it is a step of the training."""
+    def launched(self, program: Program, now: float, step: int | None = None) -> bool:
+        """An execution has begun that carries this step; returns whether it is one of the training's."""
         self._in_flight = True
         self.in_loader = False
         self.latest = program
         if self.quiet_since is not None:
             self.usual_gap_s += _SHARE * (now - self.quiet_since - self.usual_gap_s)
             self.quiet_since = None
-        if self.event is not None and self._running:
-            return program is self.steps.main
+        if self.event is not None and self._running and program is not self.steps.main:
+            return False  # What the training's step is, is not decided in a recovery.
         productive_s = self.ledger.spent(goodput.PRODUCTIVE, now)
-        is_step = self.steps.launched(program, productive_s, self.steps.told)
+        is_step = self.steps.launched(program, productive_s, step)
         if is_step and not self._running:
             self._running = True
             self._interrupted = False
@@ -190,7 +189,7 @@ class Run:
             self._compiling += 1
         if self.event is not None:
             if kind == "step":
-                self._steps_of_event[activity] = self.steps.told
+                activity.number, activity.step = self.steps.latest
             self.event.add(activity)
         elif kind != "wait":
             self._settle(now)
@@ -210,7 +209,7 @@ class Run:
             self._settle(now)
         elif activity.kind == "step" and event.is_ended_by(activity):
             self.returned.difference_update(activity.slices)
-            self._close(now, "recovered", now)
+            self._close(now, "recovered", now, activity)
         elif event.kind == "loss" and self.ledger.bucket == goodput.SLICE_DOWN:
             since = event.rebuilt_since
             if since is not None:
@@ -263,9 +262,8 @@ class Run:
     def _report(self, event: ElasticEvent, end: float, ended: str) -> Report:
         return event.report(self._events + 1, self._began, end, ended)
 
-    def _close(self, end: float, ended: str, now: float) -> None:
+    def _close(self, end: float, ended: str, now: float, ending: Activity | None = None) -> None:
         event, self.event = self.event, None
-        steps, self._steps_of_event = self._steps_of_event, {}
         if event is None or not self._running:
             return  # Nothing has been trained yet that could go on.
         if ended == "client gone" and not event.noticed:
@@ -275,27 +273,24 @@ class Run:
         self._events += 1
         self._counts[event.kind] += 1
         if event.kind == "loss" and ended == "recovered":
-            report = self._with_lost_steps(report, event, now)
+            report = self._with_lost_steps(report, event, ending, now)
         if event.kind == "scale-up" and ended == "recovered":
             self.returned.difference_update(event.slices)
-        self._count(steps, now)
         self.reports.append(report)
         del self.reports[:-_REPORTS]
         self._settle(now)
         self._on_report(report)
 
-    def _with_lost_steps(self, report: Report, event: ElasticEvent, now: float) -> Report:
-        productive_s = self.ledger.spent(goodput.PRODUCTIVE, now)
-        lost, lost_s = self.steps.resume(event.resumed, event.loaded, productive_s)
+    def _with_lost_steps(
+        self, report: Report, event: ElasticEvent, ending: Activity | None, now: float
+    ) -> Report:
+        if ending is None:  # The step has got another name, and the client tells where it is.
+            at = Resumed(None, event.resumed, event.loaded)
+        else:
+            at = Resumed(ending.number, ending.step, event.loaded)
+        lost, lost_s = self.steps.resume(at, self.ledger.spent(goodput.PRODUCTIVE, now))
         self.ledger.move(goodput.PRODUCTIVE, goodput.WASTED, lost_s)
         return replace(report, lost=lost, lost_s=lost_s)
-
-    def _count(self, steps: dict[Activity, int | None], now: float) -> None:
-        """Counts the executions that were begun during an elastic event."""
-        productive_s = self.ledger.spent(goodput.PRODUCTIVE, now)
-        for activity, told in steps.items():
-            if not activity.failed and self.steps.main is not None:
-                self.steps.launched(self.steps.main, productive_s, told)
 
     def _settle(self, now: float) -> None:
         if self.event is None:

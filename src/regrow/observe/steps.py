@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, TypeAlias, final
+from typing import Final, NamedTuple, TypeAlias, final
 
 from regrow.observe.timeline import LostSteps
 
@@ -29,9 +29,24 @@ class Program:
     count: int = 0
 
 
-# Of an execution of the step: its number, the step that was told, the productive time before it.
+# Of an execution of the step: its number, the step that it carries, the productive time before it.
 # A plain tuple, for one is made in each step of a training.
 Mark: TypeAlias = tuple[int, int | None, float]
+
+
+@final
+class Resumed(NamedTuple):
+    """Where a training goes on after a loss.
+
+    Attributes:
+        number: Its execution that goes on; None: the one that comes next.
+        step: The step of that; None: it is not known.
+        loaded: Whether the state came from the latest snapshot.
+    """
+
+    number: int | None = None
+    step: int | None = None
+    loaded: bool = False
 
 
 @final
@@ -71,14 +86,14 @@ class Steps:
             self._heaviest = weight
         return program
 
-    def launched(self, program: Program, productive_s: float, told: int | None) -> bool:
-        """An execution has begun, of the step that the client told; returns whether it is a step."""
+    def launched(self, program: Program, productive_s: float, step: int | None) -> bool:
+        """An execution has begun that carries this step; returns whether it is one of the training's."""
         program.count += 1
         if program is not self.main and not self._becomes_main(program):
             return False
         self.number += 1
         self.taken += 1
-        self._marks.append((self.number, told, productive_s))
+        self._marks.append((self.number, step, productive_s))
         return True
 
     def _becomes_main(self, program: Program) -> bool:
@@ -93,44 +108,61 @@ class Steps:
         self._marks.clear()
         return True
 
+    @property
+    def latest(self) -> tuple[int, int | None]:
+        """The number of the latest execution, and the step that it carries."""
+        return (self.number, self._marks[-1][1]) if self._marks else (self.number, None)
+
     # --- snapshots and losses ---
+
+    def client_gone(self) -> None:
+        """What comes next is another client's, which may begin anywhere."""
+        self._marks.clear()
+        self._saved = None
 
     def saved(self, number: int) -> None:
         """A snapshot is complete of the state after the execution of that number."""
         self._saved = number
 
-    def resume(
-        self, resumed: int | None, loaded: bool, productive_s: float
-    ) -> tuple[LostSteps | None, float]:
-        """Training goes on after a loss: at a step that the client tells, or from a snapshot.
+    def resume(self, at: Resumed, productive_s: float) -> tuple[LostSteps | None, float]:
+        """Training goes on after a loss: at a step that the client names, or from a snapshot.
 
         Args:
-            resumed: The step that the client has told.
-            loaded: Whether a snapshot was loaded.
+            at: Where. Executions from `at.number` on are those that go on.
             productive_s: The productive time up to the loss.
 
         Returns:
             The steps that were lost, None if none, or if it is not known which; and the productive
             time that went into them.
         """
-        if resumed is not None:
-            seen = [told for _, told, _ in self._marks if told is not None]
-            last = max(seen, default=resumed - 1)
-            lost = LostSteps(resumed, last, False) if resumed <= last else None
-            again = (n for n, told, _ in self._marks if told is not None and told >= resumed)
-            number = min(again, default=self.number + 1) - 1
-        elif loaded and self._saved is not None and self._saved < self.number:
-            number = self._saved
-            lost = LostSteps(number + 1, self.number, True)
+        end = self.number + 1 if at.number is None else at.number
+        if at.step is not None:
+            again = [
+                (number, step)
+                for number, step, _ in self._marks
+                if number < end and step is not None and step >= at.step
+            ]
+            if not again:
+                return None, 0.0
+            first = min(number for number, _ in again)
+            lost = LostSteps(at.step, max(step for _, step in again), False)
+        elif at.loaded and self._saved is not None and self._saved < end - 1:
+            first = self._saved + 1
+            lost = LostSteps(first, end - 1, True)
         else:
             return None, 0.0
-        return lost, self._go_back(number, productive_s)
+        return lost, self._forget(first, end, productive_s)
 
-    def _go_back(self, number: int, productive_s: float) -> float:
-        """Forgets what came after an execution; returns the productive time since then."""
-        since = productive_s
-        while self._marks and self._marks[-1][0] > number:
-            since = self._marks.pop()[2]
-        self.lost += self.number - number
-        self.number = number
+    def _forget(self, first: int, end: int, productive_s: float) -> float:
+        """Forgets executions and counts on from the first; returns the productive time since then."""
+        count = end - first
+        since = next((since for number, _, since in self._marks if number >= first), productive_s)
+        kept = [
+            (number - count if number >= end else number, step, spent_s)
+            for number, step, spent_s in self._marks
+            if not first <= number < end
+        ]
+        self._marks = deque(kept, maxlen=_MARKS)
+        self.lost += count
+        self.number -= count
         return productive_s - since

@@ -58,6 +58,8 @@ class Activity:
         what: Of what, in words.
         slices: The slices that it needs.
         small: Whether it is too small to be a part of a training: a health check, say.
+        number: Of an execution of the training's step: which one it is, from 1.
+        step: Of such a one: the step that it carries; None: the client does not say.
         ended: When it ended; None: it goes on.
         failed: Whether it ended with an error.
     """
@@ -67,6 +69,8 @@ class Activity:
     what: str = ""
     slices: Sequence[int] = ()
     small: bool = False
+    number: int | None = None
+    step: int | None = None
     ended: float | None = None
     failed: bool = False
 
