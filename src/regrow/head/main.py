@@ -26,7 +26,6 @@ from regrow.head.guard import Guard
 from regrow.head.metrics import MetricsServer
 from regrow.head.runtime import Runtime
 from regrow.head.topology import Topology
-from regrow.head.watch import Watch
 from regrow.launchers.local import LocalLauncher
 from regrow.observe import Report, event_lines
 from regrow.slices import Progressed
@@ -252,9 +251,7 @@ class Head:
     def progress(self, step: int | None, phase: str | None) -> None:
         """Takes what a client says that it is doing, for the texts of losses."""
         self._fleet.handle(Progressed(step, phase))
-        self._runtime.observer.run.told(step, phase, time.monotonic())
-        if self._runtime.watch is not None:
-            self._runtime.watch.told(step, phase)
+        self._runtime.observer.told(step, phase)
 
     def traced(self, began: float, ended: float) -> None:
         """Takes from when until when a client has traced programs, by the monotonic clock."""
@@ -266,19 +263,11 @@ class Head:
 
     async def wait_step(self, step: int) -> None:
         """Returns when a client says that it begins this step, or a later one."""
-        await self._watch().step(step)
+        await self._runtime.observer.watch.step(step)
 
     async def wait_phase(self, phase: str, index: int) -> None:
         """Returns when a phase of a client's work next begins that concerns this slice."""
-        await self._watch().phase(phase, index)
-
-    def _watch(self) -> Watch:
-        def idle() -> None:
-            self._runtime.watch = None
-
-        if self._runtime.watch is None:
-            self._runtime.watch = Watch(self._runtime.topology, idle)
-        return self._runtime.watch
+        await self._runtime.observer.watch.phase(phase, index)
 
     def fault(self, index: int, fault: str) -> None:
         """Does a fault to a slice (see `regrow.head.inflict`)."""

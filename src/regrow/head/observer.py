@@ -1,4 +1,4 @@
-"""What the head sees of its clients' work, told to `regrow.observe.Run`.
+"""What the head sees of its clients' work, told to `regrow.observe.Run` and to who waits for it.
 
 It stands around the handlers of those requests that begin, wait for or move something. What a training
 asks at each step costs two looks at the clock and a few counts; the rest is for elastic events, in
@@ -14,9 +14,11 @@ from typing import Any, Final, TypeAlias, final
 
 from regrow.head.buffers import Array, Buffers, Piece
 from regrow.head.executables import Executable
+from regrow.head.phases import begun_by
 from regrow.head.reshard import Reshard
 from regrow.head.tables import Later, Tables
 from regrow.head.transfers import Transfers
+from regrow.head.watch import Watch
 from regrow.observe import Activity, Kind, Program, Report, Run
 from regrow.wire.dtypes import layout_bits
 
@@ -31,16 +33,18 @@ _BITS: Final = 32
 
 @final
 class Observer:
-    """Sees the requests of all sessions.
+    """Sees the requests of all sessions, and hears what clients say.
 
     Attributes:
-        run: What becomes of it.
+        run: Where the time goes.
+        watch: Who waits for a step, or a phase.
     """
 
     def __init__(
         self, buffers: Buffers, transfers: Transfers, on_report: Callable[[Report], None]
     ) -> None:
         self.run = Run(monotonic(), on_report)
+        self.watch = Watch()
         self._buffers = buffers
         self._transfers = transfers
         self._before_launch = 0
@@ -60,7 +64,23 @@ class Observer:
             "make_arrays_from_host_buffer_shards_request": self._around_put,
         }
         for name, around in handle.items():
-            handlers[name] = around(handlers[name], tables)
+            handlers[name] = self._announced(name, around(handlers[name], tables), tables)
+
+    def told(self, step: int | None, phase: str | None) -> None:
+        """A client says that it is in this step, or phase."""
+        self.run.told(step, phase, monotonic())
+        self.watch.told(step, phase)
+
+    def _announced(self, name: str, handler: Handler, tables: Tables) -> Handler:
+        """Tells who waits for a phase, before the request is carried out."""
+        watch, waiting, topology = self.watch, self.watch.phases, self._buffers.topology
+
+        def request(body: Any) -> Any:
+            if waiting:
+                watch.begins(*begun_by(name, body, tables, topology))
+            return handler(body)
+
+        return request
 
     # --- programs ---
 

@@ -25,7 +25,6 @@ from regrow.head.links import Link
 from regrow.head.observer import Observer
 from regrow.head.topology import Topology
 from regrow.head.transfers import EpochError, Transfers
-from regrow.head.watch import Watch
 from regrow.observe import Report
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,6 @@ class Runtime:
         self.callbacks = Callbacks()
         self.observer = Observer(self.buffers, self.transfers, on_report)
         self.ended: str | None = None
-        self.watch: Watch | None = None
         self._on_change = on_change
 
     def end(self, error: StatusError) -> None:

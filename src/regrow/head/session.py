@@ -190,8 +190,6 @@ class Session:
                 what = "an empty request" if name is None else name.removesuffix("_request")
                 raise StatusError(Code.UNIMPLEMENTED, f"{what} is not supported by this server")
             body = getattr(request, name)
-            if self._runtime.watch is not None:
-                self._runtime.watch.request(name, body, self._tables)
             answer = handler(body)
         except Exception as error:
             if not isinstance(error, RegrowError):
