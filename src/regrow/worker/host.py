@@ -8,7 +8,9 @@ helper thread, and leaves a pending part behind.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +37,9 @@ log = logging.getLogger(__name__)
 _HELPERS: Final = 512
 _FILLERS: Final = 4
 _GANGS_KEPT: Final = 64
+_NO_ROOM: Final = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+NO_ROOM: Final = 71
+"""Exit status of a host that has no memory, or no file, left for what it is sent."""
 
 
 class Sender(Protocol):
@@ -154,9 +159,20 @@ class Host:
 
     def _segment(self, command: c.Segment) -> None:
         if command.path:
-            self._memory.open(command.segment, command.path, command.size)
+            self._open(command)
         else:
             self._memory.forget(command.segment)
+
+    def _open(self, command: c.Segment) -> None:
+        try:
+            self._memory.open(command.segment, command.path, command.size)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            # It is sent once: whatever lies there could never be read, and the error of each array
+            # would be that of a missing segment. That this host is lost is what is true.
+            log.critical("no room for %d bytes of shared memory: %s", command.size, error)
+            os._exit(NO_ROOM)
 
     def _fail_epoch(self, command: c.FailEpoch) -> None:
         self._failed_epochs[command.epoch] = command
