@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from regrow.channel.stamps import stamp_of
+
 _set: Callable[[int], None] | None = None
 
 
@@ -21,7 +23,7 @@ def stamp(step: int) -> None:
 
     The step travels in each request to execute, so it cannot come before or after it as what is told
     over another connection does. An execution's stream is of no other use on Regrow, whose hosts
-    execute in the order of the requests. 0 is what JAX sets by itself.
+    execute in the order of the requests.
     """
     if _set is not None:
-        _set(step + 1)
+        _set(stamp_of(step))

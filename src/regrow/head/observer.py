@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, Final, TypeAlias, final
 
+from regrow.channel.stamps import step_of
 from regrow.head.buffers import Array, Buffers, Piece
 from regrow.head.executables import Executable
 from regrow.head.phases import begun_by
@@ -131,8 +132,7 @@ class Observer:
                 self._before_launch = before
                 if run.returned:
                     self._uses(program.placement.slices, now)
-                stamp = body.execute_options.execution_stream_id
-                step = stamp - 1 if stamp else None
+                step = step_of(body.execute_options.execution_stream_id)
                 is_step = run.launched(program.known or self._known(program), now, step)
                 if run.event is not None:
                     self._follow_launch(program, is_step, now, tables, _results(body, answer))
