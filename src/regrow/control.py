@@ -23,6 +23,7 @@ DEFAULT_TIMEOUT_S: Final = 10.0
 _GRACE_S: Final = 5.0
 
 Method = Literal[
+    "ping",
     "status",
     "kill",
     "stop",

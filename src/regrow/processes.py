@@ -86,6 +86,15 @@ class ProcessStat:
         return cls(fields[0].decode(), int(fields[1]), int(fields[19]))
 
 
+def is_traced(pid: int) -> bool:
+    """Whether a debugger is attached to a process."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^TracerPid:\s*[1-9]", status, re.MULTILINE) is not None
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class ProcessId:

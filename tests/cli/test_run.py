@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -170,6 +171,26 @@ def test_the_death_of_the_head_ends_the_run(regrow, running):
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 3
     assert "regrow: the head has died: SIGKILL (signal 9)" in errors
+    regrow.nothing_left(pids)
+
+
+@pytest.mark.parametrize(
+    "script", ["sleep 60", pytest.param("sleep 2.3; exit 7", marks=pytest.mark.slow)]
+)
+def test_a_head_that_stands_still_ends_the_run(regrow, tmp_path, script):
+    ready, stopped = tmp_path / "ready", tmp_path / "stopped"
+    regrow.environ["REGROW_HEAD_DEADLINE"] = "3"
+    waits = f"until [ -e {stopped} ]; do sleep 0.05; done"
+    code = f"trap 'exit 143' TERM; echo > {ready}; ({waits}; {script}) & wait $!"
+    with regrow.start("run", *SMALL, "--", "sh", "-c", code) as process:
+        regrow.until(ready.exists, 60)
+        state = regrow.state()
+        pids = regrow.pids(state)
+        os.kill(state.head.pid, signal.SIGSTOP)
+        stopped.touch()
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert re.search("regrow: the head (has not answered for 3 s|does not answer).*ended", errors)
     regrow.nothing_left(pids)
 
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from regrow.channel import rgcb
-from regrow.client.callhost import CallbackHost, dial, knock
+from regrow.client.callhost import CallbackHost, knock
+from regrow.client.connections import dial
 from regrow.errors import Code, StatusError
 from regrow.worker.callbacks import HostCallbackError, HostCallbacks, user_error
 

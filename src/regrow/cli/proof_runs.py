@@ -16,6 +16,7 @@ from regrow.chaos.schedule import FaultEvent
 from regrow.cli.arguments import Task
 from regrow.cli.report import say
 from regrow.cli.runner import Runner
+from regrow.client.settings import head_deadline_from
 from regrow.cluster import client_environ, start_cluster
 from regrow.config import ClusterOptions
 from regrow.elastic.journal import JOURNAL_VARIABLE, read_journal
@@ -156,7 +157,13 @@ class ProofRuns:
             environ = os.environ | client_environ(supervisor.state, home) | variables
             environ[RUN_MARK] = supervisor.state.run_id
             outputs = self._outputs(name, output.fileno())
-            runner = Runner(supervisor, faults, output=outputs, limit_s=self._limit_s)
+            runner = Runner(
+                supervisor,
+                faults,
+                output=outputs,
+                limit_s=self._limit_s,
+                head_deadline_s=head_deadline_from(os.environ),
+            )
             return runner, runner.run(argv, environ)
 
     def _outputs(self, name: RunName, file: int) -> tuple[int | None, int | None]:

@@ -17,6 +17,7 @@ from regrow.cli.options import cluster_options, run_options, to_cluster_options
 from regrow.cli.report import healthy_line, say
 from regrow.cli.runner import Runner
 from regrow.cli.signals import unwind_on_signals
+from regrow.client.settings import head_deadline_from
 from regrow.cluster import client_environ, start_cluster
 from regrow.home import Home
 from regrow.observe import parse_budgets
@@ -70,6 +71,7 @@ def run_task(
         **values: What `cluster_options` gives.
     """
     argv = task.argv()
+    head_deadline_s = head_deadline_from(os.environ)
     options = to_cluster_options(values)
     check_possible(faults)
     accounts = Accounts(budgets=() if budget is None else parse_budgets(budget), path=timeline)
@@ -87,4 +89,7 @@ def run_task(
             say(f"logs are in {supervisor.config.log_dir}; running: {' '.join(argv)}")
         environ = os.environ | client_environ(supervisor.state, home)
         environ[RUN_MARK] = supervisor.state.run_id
-        return Runner(supervisor, faults, accounts=accounts, verbose=verbose).run(argv, environ)
+        runner = Runner(
+            supervisor, faults, head_deadline_s=head_deadline_s, accounts=accounts, verbose=verbose
+        )
+        return runner.run(argv, environ)

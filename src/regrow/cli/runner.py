@@ -14,8 +14,10 @@ from typing import Final, final
 from regrow.chaos.inject import Injector
 from regrow.chaos.schedule import AtStep, FaultEvent, format_schedule
 from regrow.cli.accounts import Accounts
+from regrow.cli.pulse import Pulse
 from regrow.cli.report import EventReporter, say
 from regrow.cli.signals import Received, SignalQueue
+from regrow.client.settings import DEFAULT_HEAD_DEADLINE_S
 from regrow.control import ControlConnection, Event, request
 from regrow.errors import ClusterError, RegrowError
 from regrow.processes import Child, children_of, descendants_of, die_with_parent, end_all, marked
@@ -53,6 +55,7 @@ class Runner:
         verbose: bool = False,
         output: tuple[int | None, int | None] = (None, None),
         limit_s: float | None = None,
+        head_deadline_s: float | None = DEFAULT_HEAD_DEADLINE_S,
         accounts: Accounts | None = None,
     ) -> None:
         """Readies it.
@@ -63,6 +66,7 @@ class Runner:
             verbose: Whether more is said.
             output: Descriptors for the script's standard output and error; None: ours.
             limit_s: How long the script may take, in seconds; then it is ended.
+            head_deadline_s: How long the head may be silent, in seconds; then it is ended.
             accounts: What is made of the timeline; None: nothing.
         """
         self.happened: Sequence[FaultEvent] = ()
@@ -71,6 +75,7 @@ class Runner:
         self.out_of_time = False
         self._end_at = None if limit_s is None else time.monotonic() + limit_s
         self._output = output
+        self._head_deadline_s = head_deadline_s
         self._supervisor = supervisor
         self._faults = faults
         self._accounts = accounts
@@ -91,6 +96,7 @@ class Runner:
             self._chaos(),
         ):
             self._control.subscribe()
+            self._pulse = Pulse(self._supervisor.head, self._control, self._head_deadline_s)
             self._script = self._start(argv, environ)
             self._register()
             while self._script.poll() is None:
@@ -153,6 +159,7 @@ class Runner:
         for key, _ in self._selector.select(self._wait_s()):
             key.data()
         self._inject()
+        self._pulse.step()
         if self._end_at is not None and time.monotonic() >= self._end_at:
             self._end_at = None
             self.out_of_time = True
@@ -163,10 +170,13 @@ class Runner:
 
     def _wait_s(self) -> float | None:
         """How long nothing is due."""
-        due = [at for at in (self._kill_at, self._end_at) if at is not None]
+        due = [at - time.monotonic() for at in (self._kill_at, self._end_at) if at is not None]
         if self._injector is not None and self._injector.next_at is not None:
-            due.append(self._injector.next_at)
-        return max(0.0, min(due) - time.monotonic()) if due else None
+            due.append(self._injector.next_at - time.monotonic())
+        pulse_s = self._pulse.wait_s()
+        if pulse_s is not None:
+            due.append(pulse_s)
+        return max(0.0, min(due)) if due else None
 
     def _inject(self) -> None:
         if self._injector is None:
@@ -184,11 +194,13 @@ class Runner:
 
     def _on_control(self) -> None:
         try:
-            events, _ = self._control.take()
+            events, answers = self._control.take()
         except RegrowError:
             # The head has ended, or is about to; its own descriptor tells.
             self._selector.unregister(self._control)
             return
+        if events or answers:
+            self._pulse.heard()
         for event in events:
             self._on_event(event)
 
@@ -211,6 +223,8 @@ class Runner:
         self._head_died = True
         if cause == "exit status 0":
             say("the cluster was taken down; the script is ended")
+        elif self._pulse.lost is not None:
+            say(f"the head {self._pulse.lost}; it is ended, and so is the script")
         else:
             say(f"the head has died: {cause}{self._supervisor.last_words()}; the script is ended")
         self._end_script(_AFTER_LOSS_GRACE_S)
@@ -259,6 +273,11 @@ class Runner:
     def _status(self) -> int:
         status = self._script.status
         assert status is not None
+        if status != 0 and not self._head_died and self._pulse.failing:
+            # The script's own deadline was a little earlier than ours.
+            say("the head does not answer; it is ended")
+            self._pulse.end("does not answer")
+            return CLUSTER_STATUS
         if status != 0 and self._job_ended is None and not self._head_died:
             # A script can end of the loss before the head's word of it has reached us.
             self._job_ended = self._ask_whether_ended()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 from pathlib import Path
@@ -11,8 +12,10 @@ import click
 
 from regrow.cli.detach import hand_over, hand_over_error, start_detached
 from regrow.cli.options import cluster_options, tcp_options, to_cluster_options
+from regrow.cli.pulse import Pulse
 from regrow.cli.report import EventReporter, healthy_line, say
 from regrow.cli.signals import SignalQueue
+from regrow.client.settings import head_deadline_from
 from regrow.cluster import complete_state, start_cluster
 from regrow.config import ClusterOptions
 from regrow.control import ControlConnection
@@ -61,6 +64,7 @@ def supervise(
         purpose: The command that it is started by.
     """
     try:
+        head_deadline_s = head_deadline_from(os.environ)
         home = Home()
         with (
             adopted_reaped(),
@@ -72,7 +76,7 @@ def supervise(
                 _tell(supervisor, state)
             else:
                 _hand_over(ready_fd, supervisor, state)
-            return _watch(supervisor)
+            return _watch(supervisor, head_deadline_s)
     except RegrowError as error:
         if ready_fd is None:
             raise
@@ -103,7 +107,7 @@ def _hand_over(ready_fd: int, supervisor: Supervisor, state: ClusterState) -> No
     hand_over(ready_fd, lines, Path(supervisor.config.log_dir, "supervisor.log"))
 
 
-def _watch(supervisor: Supervisor) -> int:
+def _watch(supervisor: Supervisor, head_deadline_s: float | None) -> int:
     """Reports what happens until the cluster is to end."""
     reporter = EventReporter()
     status: list[int] = []
@@ -113,14 +117,17 @@ def _watch(supervisor: Supervisor) -> int:
         SignalQueue(_ENDING) as signals,
     ):
         control.subscribe()
+        pulse = Pulse(supervisor.head, control, head_deadline_s)
 
         def on_control() -> None:
             try:
-                events, _ = control.take()
+                events, answers = control.take()
             except RegrowError:
                 # The head has ended, or is about to; its own descriptor tells.
                 selector.unregister(control)
                 return
+            if events or answers:
+                pulse.heard()
             for event in events:
                 reporter.report(event)
                 if event["kind"] == "job_ends":
@@ -129,11 +136,14 @@ def _watch(supervisor: Supervisor) -> int:
         selector.register(control, selectors.EVENT_READ, on_control)
         selector.register(signals, selectors.EVENT_READ, lambda: status.append(_received(signals)))
         selector.register(
-            supervisor.head.fd, selectors.EVENT_READ, lambda: status.append(_ended(supervisor))
+            supervisor.head.fd,
+            selectors.EVENT_READ,
+            lambda: status.append(_ended(supervisor, pulse.lost)),
         )
         while not status:
-            for key, _ in selector.select():
+            for key, _ in selector.select(pulse.wait_s()):
                 key.data()
+            pulse.step()
     return status[0]
 
 
@@ -143,8 +153,10 @@ def _received(signals: SignalQueue) -> int:
     return 0 if received.number == signal.SIGINT else 128 + received.number
 
 
-def _ended(supervisor: Supervisor) -> int:
+def _ended(supervisor: Supervisor, lost: str | None) -> int:
     cause = supervisor.head.poll()
     if cause == "exit status 0":
         return 0
+    if lost is not None:
+        raise ClusterError(f"the head {lost}; it was ended")
     raise ClusterError(f"the head has died: {cause}{supervisor.last_words()}")

@@ -15,9 +15,11 @@ from typing import Any, Final
 
 from regrow.channel import rgcb
 from regrow.client import profiler
-from regrow.client.callhost import CallbackHost, dial, knock
+from regrow.client.callhost import CallbackHost, knock
+from regrow.client.connections import dial
 from regrow.client.settings import Settings
 from regrow.client.slack import coarse_timers
+from regrow.client.vigil import Vigil
 from regrow.errors import ClusterError, NoClusterError, ProtocolError
 
 _CONNECTION_TIMEOUT_S: Final = 30
@@ -73,6 +75,9 @@ def _hooked(stock: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         # Not at the exit, which waits for callbacks that still run.
         weakref.finalize(client, host.close).atexit = False
         host.start()
+        vigil = Vigil(settings, host.silent)
+        weakref.finalize(client, vigil.close).atexit = False
+        vigil.start()
         profiler.admit_directories()
         return client
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, final
 
 from regrow.channel import rgcb, values
+from regrow.client.connections import detach, dial, known_as, shut
 from regrow.client.failures import answer_to
 from regrow.client.notice import is_news, say
 from regrow.client.settings import Settings
@@ -30,24 +31,6 @@ HostFunction: TypeAlias = Callable[..., Sequence[Any]]
 _DIAL_TIMEOUT_S: Final = 10.0
 _MAX_CONNECTIONS: Final = 256
 _sessions: weakref.WeakSet[CallbackHost] = weakref.WeakSet()
-
-
-def dial(address: str | tuple[str, int], timeout_s: float) -> socket.socket:
-    """A connected, blocking socket."""
-    if isinstance(address, str):
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.settimeout(timeout_s)
-            sock.connect(address)
-        except BaseException:
-            sock.close()
-            raise
-    else:
-        sock = socket.create_connection(address, timeout_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.settimeout(None)
-    return sock
 
 
 def knock(sock: socket.socket, token: str | None) -> str:
@@ -79,6 +62,7 @@ class CallbackHost:
         self.nonce = secrets.token_hex(8)
         self.calls = 0
         self._settings = settings
+        self._peers = known_as(settings.address)
         self._lock = threading.Lock()
         self._tokens = itertools.count(1)
         self._programs: dict[int, tuple[HostFunction, ...]] = {}
@@ -105,7 +89,7 @@ class CallbackHost:
             self._programs.clear()
             sockets = list(self._sockets)
         for sock in sockets:
-            _shut(sock)
+            shut(sock)
 
     def register(self, functions: Sequence[HostFunction]) -> int:
         """Keeps the functions of a program until the head says that it is gone; returns its token."""
@@ -182,7 +166,7 @@ class CallbackHost:
             self._sockets.add(sock)
             closed = self._closed
         if closed:
-            _shut(sock)
+            shut(sock)
         return sock
 
     def _not_opened(self, error: OSError) -> None:
@@ -211,6 +195,10 @@ class CallbackHost:
         except BaseException as error:  # noqa: BLE001 (the program that called is told)
             return [answer_to(error)]
 
+    def silent(self, how: str) -> None:
+        """The head does not answer any longer: tells so, and gives it up."""
+        self._lost(EOFError(how))
+
     def exiting(self) -> None:
         """The process ends: tells if the head is gone, and is silent from now on."""
         with self._lock:
@@ -233,7 +221,7 @@ class CallbackHost:
             sockets = list(self._sockets)
             self._programs.clear()
         for sock in sockets:
-            _shut(sock)
+            shut(sock)
 
 
 def _send(sock: socket.socket, parts: Sequence[values.Buffer]) -> None:
@@ -280,13 +268,6 @@ def _exit() -> None:
         session.exiting()
 
 
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # It is closed already.
-
-
 def _forget_sockets_in_children(host: CallbackHost) -> None:
     """A forked child must not keep the session's connections, also those of jaxlib.
 
@@ -300,21 +281,6 @@ def _forget_sockets_in_children(host: CallbackHost) -> None:
         if owner is not None:
             for sock in owner._sockets:
                 sock.close()
-            _cut_off(owner._settings.address)
+            detach(owner._peers)
 
     os.register_at_fork(after_in_child=in_child)
-
-
-def _cut_off(address: str | tuple[str, int]) -> None:
-    """Puts a closed connection in the place of each connection to that address."""
-    closed, other = socket.socketpair()
-    other.close()
-    with closed:
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                with socket.socket(fileno=os.dup(int(name))) as sock:
-                    peer = sock.getpeername()
-            except OSError:
-                continue
-            if peer == address or peer[:2] == address:
-                os.dup2(closed.fileno(), int(name))

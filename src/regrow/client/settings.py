@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from regrow.errors import UsageError
 TARGET_VARIABLE: Final = "REGROW_TARGET"
 TOKEN_VARIABLE: Final = "REGROW_TOKEN"  # noqa: S105 (a name)
 TOKEN_FILE_VARIABLE: Final = "REGROW_TOKEN_FILE"  # noqa: S105 (a name)
+HEAD_DEADLINE_VARIABLE: Final = "REGROW_HEAD_DEADLINE"
+DEFAULT_HEAD_DEADLINE_S: Final = 60.0
 PLATFORMS: Final = "proxy,cpu"
 SITE_DIRECTORY: Final = Path(__file__).resolve().parent / "site"
 
@@ -29,22 +32,26 @@ class Settings:
     Attributes:
         target: Address of the head, `grpc://HOST:PORT` or `grpc://unix:/PATH`.
         token: What the head demands of clients that come over TCP, if anything.
+        head_deadline_s: How long the head may be silent before it counts as gone; None: for ever.
     """
 
     target: str
     token: str | None = field(default=None, repr=False)
+    head_deadline_s: float | None = DEFAULT_HEAD_DEADLINE_S
 
     @classmethod
     def of(cls, target: str | os.PathLike[str], token: str | None = None) -> Settings:
         """Settings from what a user wrote; every usual way to write an address is understood.
 
+        How long the head may be silent is told by REGROW_HEAD_DEADLINE.
+
         Raises:
-            UsageError: The target is no address.
+            UsageError: The target is no address, or the deadline no time.
         """
         text = os.fspath(target) if isinstance(target, os.PathLike) else target
         if not isinstance(text, str):
             raise UsageError(f"{_NO_ADDRESS}: {target!r}; {_ADDRESSES}")
-        return cls(_normal_target(text), token)
+        return cls(_normal_target(text), token, head_deadline_from(os.environ))
 
     @classmethod
     def from_environ(cls, variables: Mapping[str, str] | None = None) -> Settings | None:
@@ -85,6 +92,28 @@ def token_from(variables: Mapping[str, str]) -> str | None:
         raise UsageError(
             f"{TOKEN_FILE_VARIABLE}: cannot read the token from {path}: {error}"
         ) from None
+
+
+def head_deadline_from(variables: Mapping[str, str]) -> float | None:
+    """How long a head may be silent, in seconds, as REGROW_HEAD_DEADLINE says; None: for ever.
+
+    Raises:
+        UsageError: It says neither a number of seconds above 0 nor "never".
+    """
+    text = variables.get(HEAD_DEADLINE_VARIABLE, "").strip()
+    if not text:
+        return DEFAULT_HEAD_DEADLINE_S
+    if text == "never":
+        return None
+    try:
+        deadline_s = float(text)
+    except ValueError:
+        deadline_s = 0.0
+    if not 0 < deadline_s < math.inf:
+        raise UsageError(
+            f"{HEAD_DEADLINE_VARIABLE}: {text!r} is no number of seconds above 0, nor 'never'"
+        )
+    return deadline_s
 
 
 def environ(settings: Settings, base: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -32,6 +32,10 @@ _PHASE: Final = re.compile(r"[\w-]{1,40}", re.ASCII)
 class Controlled(Protocol):
     """What can be asked of a head. An index that is no slice is a `UsageError`."""
 
+    def ping(self) -> None:
+        """Does nothing: that it answers is the answer."""
+        ...
+
     def status(self) -> dict[str, Any]:
         """All there is to know, as JSON values."""
         ...
@@ -206,7 +210,7 @@ class ControlServer:
         if not isinstance(params, dict):
             raise UsageError("the parameters of a control request are no object")
         match method:
-            case "status" | "timeline":
+            case "ping" | "status" | "timeline":
                 return getattr(self._head, method)()
             case "kill" | "stop" | "cont" | "restore":
                 done = getattr(self._head, method)(_index(params))

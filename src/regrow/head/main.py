@@ -198,6 +198,9 @@ class Head:
 
     # --- what can be asked of a head ---
 
+    def ping(self) -> None:
+        """Does nothing: that it answers is the answer."""
+
     def status(self) -> dict[str, Any]:
         """All there is to know, as JSON values."""
         status: dict[str, Any] = dict(self._fleet.membership.status(time.monotonic()))
