@@ -22,8 +22,13 @@ RUN_MARK: Final = "REGROW_RUN"
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_CLIENT_VARIABLES: Final = ("REGROW_TARGET", "REGROW_TOKEN", "REGROW_CLUSTER")
-_CLIENT_SITE: Final = Path(__file__).resolve().parent / "client" / "site"
+HOSTS_VARIABLE: Final = "REGROW_HOSTS_PER_SLICE"
+"""Makes JAX in a process one host of a local Multislice, whose slices have so many hosts each."""
+
+SITE_DIRECTORY: Final = Path(__file__).resolve().parent / "client" / "site"
+"""On PYTHONPATH it lets JAX be joined to what the environment names."""
+
+_CLIENT_VARIABLES: Final = ("REGROW_TARGET", "REGROW_TOKEN", "REGROW_CLUSTER", HOSTS_VARIABLE)
 # A fatal line of XLA (it is followed by a stack), or the last line of a Python traceback.
 _ERROR: Final = re.compile(r"F\d{4} |[\w.]*(Error|Exception|Exit|Interrupt|Timeout)\b: |regrow: ")
 # What the head logs in good days, beginning with the date; no cause of anything.
@@ -368,12 +373,21 @@ def server_environ(base: Mapping[str, str], run_id: str) -> dict[str, str]:
     environ = {
         name: value for name, value in base.items() if not name.startswith(_CLIENT_VARIABLES)
     }
-    paths = environ.pop("PYTHONPATH", "").split(os.pathsep)
-    # With this directory on its path Python would make itself a client.
-    kept = [path for path in paths if path and Path(path) != _CLIENT_SITE]
+    # With that directory on its path Python would make itself a client.
+    kept = _others_than_site(environ.pop("PYTHONPATH", ""))
     if kept:
         environ["PYTHONPATH"] = os.pathsep.join(kept)
     return environ | {RUN_MARK: run_id}
+
+
+def with_site(pythonpath: str) -> str:
+    """A PYTHONPATH with the directory in front that joins JAX to what the environment names."""
+    return os.pathsep.join([str(SITE_DIRECTORY), *_others_than_site(pythonpath)])
+
+
+def _others_than_site(pythonpath: str) -> list[str]:
+    paths = pythonpath.split(os.pathsep)
+    return [path for path in paths if path and Path(path) != SITE_DIRECTORY]
 
 
 def telling_line(path: Path) -> str:

@@ -12,8 +12,8 @@ import pytest
 
 import regrow
 from regrow.client import Settings, environ
-from regrow.client.settings import SITE_DIRECTORY
 from regrow.errors import UsageError
+from regrow.processes import SITE_DIRECTORY
 
 SOURCES = str(Path(regrow.__file__).parents[1])
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -6,7 +6,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final, final
 
@@ -27,11 +27,16 @@ def activate(settings: Settings) -> None:
     """Makes JAX a client of that cluster: at once if it is imported, else when it will be."""
     global _settings
     _settings = settings
+    when_imported(_install)
+
+
+def when_imported(install: Callable[[], None]) -> None:
+    """Has `install` run in JAX: at once if it is imported, else when it will be."""
     jax = sys.modules.get(_MODULE)
     if jax is not None and not _being_imported(jax):
-        _install()
+        install()
     else:
-        _finder()
+        finder(install)
 
 
 def activate_from_environ() -> importlib.abc.MetaPathFinder:
@@ -47,14 +52,15 @@ def activate_from_environ() -> importlib.abc.MetaPathFinder:
     if settings is None:
         raise UsageError(f"{TARGET_VARIABLE} is not set")
     activate(settings)
-    return _finder()
+    return finder(_install)
 
 
-def _finder() -> _Finder:
-    for finder in sys.meta_path:
-        if isinstance(finder, _Finder):
-            return finder
-    made = _Finder()
+def finder(install: Callable[[], None]) -> importlib.abc.MetaPathFinder:
+    """What finds JAX's module, which is not imported yet, and runs `install` when that has run."""
+    for one in sys.meta_path:
+        if isinstance(one, _Finder) and one.install is install:
+            return one
+    made = _Finder(install)
     sys.meta_path.insert(0, made)
     return made
 
@@ -74,7 +80,8 @@ def _install() -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Lets the other finders find JAX, and runs the installation after its module has run."""
 
-    def __init__(self) -> None:
+    def __init__(self, install: Callable[[], None]) -> None:
+        self.install = install
         self._searching = False
 
     def find_spec(
@@ -113,6 +120,6 @@ class _Loader(importlib.abc.Loader):
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         try:
-            _install()
+            self._finder.install()
         except Exception as error:  # noqa: BLE001 (JAX itself is fine, and the script may not need it)
-            say(f"JAX in this process is no client of the cluster: {error}")
+            say(f"JAX in this process is not joined to what its environment names: {error}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, final
 
 from regrow.errors import UsageError
+from regrow.processes import with_site
 
 TARGET_VARIABLE: Final = "REGROW_TARGET"
 TOKEN_VARIABLE: Final = "REGROW_TOKEN"  # noqa: S105 (a name)
@@ -17,7 +18,6 @@ TOKEN_FILE_VARIABLE: Final = "REGROW_TOKEN_FILE"  # noqa: S105 (a name)
 HEAD_DEADLINE_VARIABLE: Final = "REGROW_HEAD_DEADLINE"
 DEFAULT_HEAD_DEADLINE_S: Final = 60.0
 PLATFORMS: Final = "proxy,cpu"
-SITE_DIRECTORY: Final = Path(__file__).resolve().parent / "site"
 
 _SCHEME: Final = "grpc://"
 _NO_ADDRESS: Final = "no address of a cluster"
@@ -139,10 +139,7 @@ def environ(settings: Settings, base: Mapping[str, str] | None = None) -> dict[s
     }
     if settings.token:
         variables[TOKEN_VARIABLE] = settings.token
-    others = [
-        p for p in base.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p) != SITE_DIRECTORY
-    ]
-    variables["PYTHONPATH"] = os.pathsep.join([str(SITE_DIRECTORY), *others])
+    variables["PYTHONPATH"] = with_site(base.get("PYTHONPATH", ""))
     return variables
 
 

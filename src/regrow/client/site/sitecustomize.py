@@ -1,8 +1,8 @@
 """Python runs this at its start when this directory is on PYTHONPATH (see `regrow.client.environ`).
 
-It makes JAX a client of the cluster that REGROW_TARGET names, once JAX is imported. A script that
-does not use JAX sees nothing of it: so no imports here before that, and whatever goes wrong must not
-stop the script.
+It makes JAX a client of the cluster that REGROW_TARGET names, or one of the processes of a local
+Multislice (REGROW_HOSTS_PER_SLICE), once JAX is imported. A script that does not use JAX sees nothing
+of it: so no imports here before that, and whatever goes wrong must not stop the script.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 
 class _Finder:
-    """Sees JAX being imported, and lets `regrow.client.jaxhook` take over."""
+    """Sees JAX being imported, and lets a module of ours take over."""
 
     def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
         if fullname != "jax":
@@ -19,13 +19,16 @@ class _Finder:
         try:
             return _activated().find_spec(fullname, path, target)  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 (told, and the script goes on)
-            sys.stderr.write(f"regrow: this process is no client of the cluster: {error}\n")
+            sys.stderr.write(f"regrow: JAX in this process is left as it is: {error}\n")
             return None
 
 
 def _activated():  # type: ignore[no-untyped-def]
     _provide_package()
-    from regrow.client.jaxhook import activate_from_environ
+    if os.environ.get("REGROW_TARGET"):
+        from regrow.client.jaxhook import activate_from_environ
+    else:
+        from regrow.multihost.jaxhook import activate_from_environ
 
     return activate_from_environ()
 
@@ -61,6 +64,6 @@ def _run_next() -> None:
         spec.loader.exec_module(module)
 
 
-if os.environ.get("REGROW_TARGET"):
+if os.environ.get("REGROW_TARGET") or os.environ.get("REGROW_HOSTS_PER_SLICE"):
     sys.meta_path.insert(0, _Finder())
 _run_next()

@@ -35,6 +35,7 @@ from regrow.processes import (
     end_all,
     set_name,
     spawn,
+    with_site,
 )
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -127,7 +128,12 @@ class Agent:
                 return None
 
     def _environ(self) -> dict[str, str]:
-        return dict(os.environ) | self._spec.environ | {"HOME": str(self._spec.disk)}
+        return {
+            **os.environ,
+            **self._spec.environ,
+            "HOME": str(self._spec.disk),
+            "PYTHONPATH": with_site(os.environ.get("PYTHONPATH", "")),
+        }
 
     # --- commands from outside ---
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from regrow.cloud.names import base
 from regrow.cloud.resources import Node
+from regrow.processes import HOSTS_VARIABLE
 
 Tree = Mapping[str, Any]
 NO_MAINTENANCE: Final = json.dumps(
@@ -117,11 +118,18 @@ def tree_of(
 
 
 def environ_of(node: Node, worker: int, address: str, port: int) -> dict[str, str]:
-    """The variables with which programs on a local host find what they look for."""
+    """The variables with which programs on a local host find what they look for.
+
+    The devices of a host are CPU devices. JAX's own class for Cloud TPUs is for machines that have
+    libtpu; HOSTS_VARIABLE has `regrow.multihost` stand in for it.
+    """
     return {
         "GCE_METADATA_HOST": f"{address}:{port}",
         "GCE_METADATA_IP": f"{address}:{port}",
         "HOSTNAME": hostname(node, worker),
+        "JAX_NUM_CPU_DEVICES": str(node.accelerator.devices_per_host),
+        "JAX_PLATFORMS": "cpu",
+        HOSTS_VARIABLE: str(node.accelerator.hosts),
         "TPU_ACCELERATOR_TYPE": node.accelerator_type,
         "TPU_NAME": base(node.name),
         "TPU_TOPOLOGY": node.topology,
