@@ -404,7 +404,7 @@ class TestPreemption:
         world = World(CloudConfig(notice_s=30))
         world.create("q", slices=2, spot={})
         world.settle()
-        world.plane.queued.preempt(world.nodes("q")[1].name, world.now)
+        world.plane.queued.preempt(name_of("q"), world.now)
         assert world.queued("q").state is QueuedState.SUSPENDING
         world.settle(29)
         assert [node.notice for node in world.nodes("q")] == ["preemption"] * 2
@@ -417,6 +417,33 @@ class TestPreemption:
         assert (queued.state, queued.initiator) == (QueuedState.SUSPENDED, "SERVICE")
         world.settle(1000)
         assert queued.state is QueuedState.SUSPENDED, "it is never served again"
+
+    def test_of_one_slice_of_several_ends_in_its_repair(self, world: World) -> None:
+        world.create("q", slices=2, spot={})
+        world.settle()
+        before = [(node.incarnation, node.boot) for node in world.nodes("q")]
+        name = world.nodes("q")[1].name
+        world.plane.queued.preempt(name, world.now)
+        with pytest.raises(CloudApiError, match="must be READY"):
+            world.plane.queued.preempt(name, world.now)
+        assert world.queued("q").state is QueuedState.ACTIVE
+        world.settle()
+        world.settle()
+        assert world.states("q") == ["READY"] * 2
+        (incarnation, boot), (preempted, _) = before
+        assert [(node.incarnation, node.boot) for node in world.nodes("q")] == [
+            (incarnation, boot + 1),
+            (preempted + 1, 1),
+        ]
+
+    def test_of_a_slice_and_then_of_all(self, world: World) -> None:
+        world.create("q", slices=2, spot={})
+        world.settle()
+        world.plane.queued.preempt(world.nodes("q")[1].name, world.now)
+        world.plane.queued.preempt(name_of("q"), world.now)
+        world.settle()
+        assert world.states("q") == ["PREEMPTED"] * 2
+        assert world.queued("q").state is QueuedState.SUSPENDED
 
     def test_while_it_is_being_provisioned(self, world: World) -> None:
         world.create("q", slices=2, spot={})

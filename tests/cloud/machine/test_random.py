@@ -166,7 +166,7 @@ class Random(RuleBasedStateMachine):
 
     @rule(
         number=st.integers(0, 9),
-        what=st.sampled_from(["delete", "stop", "start", "maintain"]),
+        what=st.sampled_from(["delete", "stop", "start", "maintain", "preempt"]),
     )
     def touch_node(self, number: int, what: str) -> None:
         name = self.pick(number)
@@ -178,6 +178,7 @@ class Random(RuleBasedStateMachine):
             "stop": lambda: nodes.stop(name, now),
             "start": lambda: nodes.start(name, now),
             "maintain": lambda: nodes.maintain([name], name, now),
+            "preempt": lambda: self.world.plane.queued.preempt(name, now),
         }[what]
         self.attempt(act, Code.FAILED_PRECONDITION)
 

@@ -143,7 +143,9 @@ class Queue:
             return
         if not all(node.rejoining for node in repaired):
             for node in nodes:
-                if node.state in {NodeState.READY, NodeState.RESTARTING}:
+                is_up = node.state in {NodeState.READY, NodeState.RESTARTING}
+                # One that is being preempted comes back in its own time, with another reset.
+                if is_up and node.notice != "preemption":
                     self._slices.restart(node, now)
             for node in repaired:
                 node.rejoining = True

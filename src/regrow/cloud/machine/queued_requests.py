@@ -10,6 +10,7 @@ from regrow.cloud.machine.queue import NOT_SERVED
 from regrow.cloud.machine.refusals import already_exists, found, not_in
 from regrow.cloud.names import Place
 from regrow.cloud.resources import (
+    GONE_STATES,
     ApiVersion,
     Node,
     NodeState,
@@ -139,13 +140,15 @@ class QueuedRequests:
         return self._core.begin("reset", name, "ready", version, now)
 
     def preempt(self, name: str, now: float) -> None:
-        """Preempts a queued resource or a node of its own.
+        """Preempts a queued resource, one slice of a Multislice, or a node of its own.
+
+        A slice of a Multislice is replaced when there is capacity. Anything else is over with that.
 
         Raises:
             CloudApiError: NOT_FOUND, FAILED_PRECONDITION (it is not spot, or has no slices).
         """
         node = self._core.tables.nodes.get(name)
-        if node is not None and node.queued is not None:
+        if node is not None and node.queued is not None and node.slices == 1:
             name, node = node.queued, None
         target = node or self.get(name)
         if not target.tier.preemptible:
@@ -153,7 +156,10 @@ class QueuedRequests:
                 Code.FAILED_PRECONDITION, f"{name} is {target.tier.value}: only spot is preempted."
             )
         if isinstance(target, Node):
-            if target.state in {NodeState.DELETING, NodeState.PREEMPTED}:
+            in_multislice = target.queued is not None
+            if target.state in GONE_STATES or (
+                in_multislice and (target.state is not NodeState.READY or target.notice)
+            ):
                 raise not_in(name, target.state, "preempted", "READY")
             self._core.slices.warn(target, "preemption", now)
         else:

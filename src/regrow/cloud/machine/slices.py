@@ -8,7 +8,7 @@ from typing import Final, final
 from regrow.cloud.config import CloudConfig
 from regrow.cloud.machine.capacity import Pool
 from regrow.cloud.machine.tables import Tables
-from regrow.cloud.resources import Health, Node, NodeState, Notice, Power
+from regrow.cloud.resources import Health, Node, NodeState, Notice, Power, QueuedState
 
 _UP_STATES: Final = {NodeState.STARTING, NodeState.RESTARTING}
 _LONGEST_PAUSE_S: Final = 60.0
@@ -115,7 +115,7 @@ class Slices:
             case _ if node.notice == "maintenance":
                 self.repair(node, "a maintenance event", now)
             case _ if node.notice == "preemption":
-                self._take_away(node)
+                self._take_away(node, now)
             case NodeState.CREATING if node.up and node.queued is None:
                 self.ready(node, now)
             case state if state in _UP_STATES and node.up:
@@ -128,13 +128,20 @@ class Slices:
             case _:
                 pass
 
-    def _take_away(self, node: Node) -> None:
+    def _take_away(self, node: Node, now: float) -> None:
         if node.power is not Power.OFF:
             node.power, node.up, node.down = Power.OFF, False, False
             node.due_at = node.start_by = None
+        elif node.down and self._is_to_return(node):
+            self.repair(node, "it was preempted", now)
         elif node.down:
             node.state, node.notice = NodeState.PREEMPTED, ""
             node.health, node.holds_capacity = Health.UNSPECIFIED, False
         else:
             return
         self._tables.touch(node)
+
+    def _is_to_return(self, node: Node) -> bool:
+        """Whether it is a slice of a Multislice that goes on."""
+        queued = self._tables.queued.get(node.queued or "")
+        return queued is not None and node.slices > 1 and queued.state is QueuedState.ACTIVE
