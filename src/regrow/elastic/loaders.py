@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol, TypeVar, final
 from regrow.errors import UnsupportedError
 
 _BatchT_co = TypeVar("_BatchT_co", covariant=True)
-_POSITION: Final = "global_next_index"
+POSITION: Final = "global_next_index"
+"""What the state of a loader calls the number of the next record, as grain does."""
 
 
 class ElasticLoader(Protocol[_BatchT_co]):
@@ -64,7 +65,7 @@ class GrainLoader:
         """
         self._dataset = dataset
         self._read_options = read_options
-        self._grain = _grain()
+        self._grain = grain("GrainLoader")
         self._ids = range(0)
         self._iterator = self._made(records)
 
@@ -77,18 +78,18 @@ class GrainLoader:
         return self
 
     def __next__(self) -> Any:
-        begin = self.get_state()[_POSITION]
+        begin = self.get_state()[POSITION]
         batch = next(self._iterator)
-        self._ids = range(begin, self.get_state()[_POSITION])
+        self._ids = range(begin, self.get_state()[POSITION])
         return batch
 
     def get_state(self) -> dict[str, int]:
         """The position of the next record."""
-        return {_POSITION: int(self._iterator.get_state()[_POSITION])}
+        return {POSITION: int(self._iterator.get_state()[POSITION])}
 
     def set_state(self, state: dict[str, int]) -> None:
         """Goes to a position; also one of another batch size or number of slices."""
-        self._iterator.set_state({_POSITION: int(state[_POSITION])})
+        self._iterator.set_state({POSITION: int(state[POSITION])})
         self._ids = range(0)
 
     def resize(self, records: int) -> None:
@@ -108,11 +109,19 @@ class GrainLoader:
         return self._grain.experimental.ElasticIterator(self._dataset, records, whole, **options)
 
 
-def _grain() -> Any:
+def grain(user: str) -> Any:
+    """The library of that name.
+
+    Args:
+        user: What needs it.
+
+    Raises:
+        UnsupportedError: It is not installed.
+    """
     try:
         return import_module("grain")
     except ImportError as error:
         raise UnsupportedError(
-            f"GrainLoader needs grain, which cannot be imported ({error}); it comes with: "
+            f"{user} needs grain, which cannot be imported ({error}); it comes with: "
             "pip install 'regrow[elastic]'"
         ) from error
