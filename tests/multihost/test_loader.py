@@ -10,11 +10,14 @@ import grain
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from regrow.elastic import ElasticLoader
 from regrow.errors import UsageError
 from regrow.multihost import HostLoader
+from regrow.multihost.rows import Rows, batches_of
 
 RECORDS = 100
 BATCH = 8
@@ -96,3 +99,22 @@ def test_what_is_refused(make: Callable[..., HostLoader]) -> None:
     filtered = grain.MapDataset.source(range(RECORDS)).filter(lambda number: number != 4)
     with pytest.raises(UsageError, match="record 4 was filtered out"):
         next(make(filtered))
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=2, max_size=3), st.integers(0, 3))
+def test_any_numbers_of_hosts_one_after_the_other_read_the_same(hosts: list[int], at: int) -> None:
+    """Byte for byte, as one host alone does, from the position at which the last ones stopped."""
+    size = 12
+    expected = dataset().batch(size, drop_remainder=True)
+    for number, count in enumerate(hosts, start=at):
+        parts = [range(index, size, count) for index in reversed(range(count))]
+        joined: dict[str, list[bytes]] = {"number": [b""] * size, "noise": [b""] * size}
+        for part in parts:
+            rows = Rows.covered(size, [part])
+            batch = batches_of(dataset(), rows, number)[0]
+            for key, values in joined.items():
+                for row, value in zip(rows.numbers, batch[key], strict=True):
+                    values[row] = value.tobytes()
+        for key, values in joined.items():
+            assert b"".join(values) == expected[number][key].tobytes()

@@ -14,7 +14,7 @@ import jax
 
 from regrow.elastic.loaders import POSITION, grain
 from regrow.errors import UsageError
-from regrow.multihost.rows import Rows
+from regrow.multihost.rows import Rows, batches_of
 
 _AHEAD: Final = 2
 """Batches that lie on the devices before they are asked for."""
@@ -60,9 +60,7 @@ class HostLoader:
         self._rows = Rows.of(sharding, records)
         if len(dataset) < records:
             raise UsageError(f"the data has {len(dataset)} records, and a batch {records}")
-        self._part = self._grain.MapDataset.source(_Part(dataset, self._rows)).batch(
-            self._rows.count, drop_remainder=True
-        )
+        self._dataset = dataset
         self._sharding = sharding
         self._read_options = read_options
         self._ahead = ahead
@@ -116,42 +114,17 @@ class HostLoader:
     def _from(self, batch: int) -> Any:
         """The batches from one on: read by threads, and sent to the devices by another."""
         options = {} if self._read_options is None else {"read_options": self._read_options}
-        batches = self._part[batch:].to_iter_dataset(**options).map(self._sent)
+        batches = batches_of(self._dataset, self._rows, batch).to_iter_dataset(**options)
         return self._grain.experimental.ThreadPrefetchIterDataset(
-            batches, prefetch_buffer_size=self._ahead
+            batches.map(self._sent), prefetch_buffer_size=self._ahead
         )
 
     def _sent(self, local: Any) -> Any:
         return jax.tree.map(self._global, local)
 
     def _global(self, local: Any) -> jax.Array:
-        def part(index: tuple[slice, ...]) -> Any:
+        def part(index: Any) -> Any:
             return local[(self._rows.place(index[0]), *index[1:])]
 
         shape = (self._rows.batch, *local.shape[1:])
         return jax.make_array_from_callback(shape, self._sharding, part)
-
-
-@final
-class _Part:
-    """The records of one host, one batch's after the other's: a source for grain."""
-
-    def __init__(self, dataset: Any, rows: Rows) -> None:
-        self._dataset = dataset
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._dataset) // self._rows.batch * self._rows.count
-
-    def __getitem__(self, index: int) -> Any:
-        number = self._rows.record(index)
-        record = self._dataset[number]
-        if record is None:
-            raise UsageError(
-                f"record {number} was filtered out: filter the data before, since positions count "
-                "its records"
-            )
-        return record
-
-    def __repr__(self) -> str:
-        return f"Part(records of {self._dataset!r})"

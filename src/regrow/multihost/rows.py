@@ -1,12 +1,13 @@
-"""Which rows of the global batch a host reads."""
+"""Which rows of the global batch a host reads, and these rows as a grain dataset. Imports no JAX."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
+from regrow.elastic.loaders import grain
 from regrow.errors import UsageError
 
 _ROWS: Final = 0
@@ -63,3 +64,44 @@ class Rows:
         wanted = range(*rows.indices(self.batch))
         first = bisect_left(self.numbers, wanted[0])
         return slice(first, first + len(wanted))
+
+
+def batches_of(dataset: Any, rows: Rows, first: int) -> Any:
+    """What a host reads of the batches from one on.
+
+    Args:
+        dataset: A `grain.MapDataset` of records.
+        rows: Those of a batch that the host reads.
+        first: The number of the first batch.
+
+    Returns:
+        A `grain.MapDataset` of batches of `rows.count` records; the last one, if it is not full, is
+        left out.
+    """
+    source = grain("HostLoader").MapDataset.source(_Part(dataset, rows))
+    return source.batch(rows.count, drop_remainder=True)[first:]
+
+
+@final
+class _Part:
+    """The records of one host, one batch's after the other's: a source for grain."""
+
+    def __init__(self, dataset: Any, rows: Rows) -> None:
+        self._dataset = dataset
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._dataset) // self._rows.batch * self._rows.count
+
+    def __getitem__(self, index: int) -> Any:
+        number = self._rows.record(index)
+        record = self._dataset[number]
+        if record is None:
+            raise UsageError(
+                f"record {number} was filtered out: filter the data before, since positions count "
+                "its records"
+            )
+        return record
+
+    def __repr__(self) -> str:
+        return f"Part(records of {self._dataset!r})"
