@@ -66,5 +66,5 @@ def test_a_batch_that_does_not_divide() -> None:
         def addressable_devices_indices_map(self, shape: tuple[int]) -> dict[int, tuple[slice]]:
             raise ValueError("it does not divide")
 
-    with pytest.raises(UsageError, match="7 records of a batch do not fit"):
+    with pytest.raises(UsageError, match="a batch of 7 records does not divide"):
         Rows.of(Refuses(), 7)

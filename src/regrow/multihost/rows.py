@@ -41,7 +41,7 @@ class Rows:
         try:
             held = sharding.addressable_devices_indices_map((batch,))  # type: ignore[attr-defined]
         except ValueError as error:
-            raise UsageError(f"{batch} records of a batch do not fit {sharding}: {error}") from None
+            raise UsageError(f"a batch of {batch} records does not divide: {error}") from None
         return cls.covered(batch, (range(*index[_ROWS].indices(batch)) for index in held.values()))
 
     @classmethod

@@ -1,0 +1,70 @@
+"""A local Cloud TPU, and programs on its hosts, by the commands that a user gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+class LocalSlices:
+    """Its queued resources are spot, so that they can be preempted."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def regrow(self, *arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("REGROW_")
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "regrow", *arguments],
+            env=environ
+            | {name: os.environ[name] for name in os.environ if "TEST" in name}
+            | {"REGROW_HOME": str(self.home)},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def good(self, *arguments: str) -> str:
+        done = self.regrow(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(self) -> None:
+        self.good("cloud", "up", "--detach", "--port", "0", "--notice", "0.1", "--stop", "1")
+        self.good("config", "set", "project", "p")
+        self.good("config", "set", "zone", "us-central2-b")
+
+    def stop(self) -> None:
+        self.good("cloud", "down")
+
+    def create(self, name: str, count: int, shape: str, *arguments: str) -> None:
+        flags = ["--accelerator-type", shape, "--runtime-version", "tpu-ubuntu2204-base", "--spot"]
+        count_flags = ["--node-count", str(count), "--wait"]
+        self.good("queued-resources", "create", name, *count_flags, *flags, *arguments)
+
+    def delete(self, name: str) -> None:
+        self.good("queued-resources", "delete", name, "--force", "--quiet")
+
+    def run(
+        self, name: str, program: str, *arguments: str, python: str = sys.executable
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs one of the programs on every host."""
+        command = " ".join([python, str(PROGRAMS / program), *arguments])
+        everywhere = ["--node", "all", "--worker", "all", "--command", command]
+        return self.regrow("queued-resources", "ssh", name, *everywhere)
+
+    @staticmethod
+    def until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+            time.sleep(0.05)
