@@ -57,7 +57,7 @@ def test_lost_slices_change_nothing(slices: LocalSlices, tmp_path: Path) -> None
 
     A preemption has a notice, at which JAX and Orbax save; the death of a host has none.
     """
-    steps, every = 200, 20
+    steps, every = 120, 20
     faulted, undisturbed = tmp_path / "faulted", tmp_path / "undisturbed"
     script = f"startup-script={command(faulted, steps, every)}"
     slices.create("train", 2, "v4-8", "--metadata", script)
@@ -71,7 +71,7 @@ def test_lost_slices_change_nothing(slices: LocalSlices, tmp_path: Path) -> None
 
     taken = losses(faulted)
     after_notice, after_death = resumed(slices)
-    assert after_notice < after_death < steps - 1
+    assert after_notice <= after_death < steps - 1
     assert after_death % every == 0 or after_death == after_notice
     # Steps that were taken twice have had the same loss twice.
     assert len(set(taken)) == steps < len(taken)

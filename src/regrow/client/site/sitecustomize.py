@@ -19,13 +19,18 @@ class _Finder:
         try:
             return _activated().find_spec(fullname, path, target)  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 (told, and the script goes on)
-            sys.stderr.write(f"regrow: JAX in this process is left as it is: {error}\n")
+            what = "client of the cluster" if _is_client() else "host of a Multislice"
+            sys.stderr.write(f"regrow: this process is no {what}: {error}\n")
             return None
+
+
+def _is_client():  # type: ignore[no-untyped-def]
+    return bool(os.environ.get("REGROW_TARGET"))
 
 
 def _activated():  # type: ignore[no-untyped-def]
     _provide_package()
-    if os.environ.get("REGROW_TARGET"):
+    if _is_client():
         from regrow.client.jaxhook import activate_from_environ
     else:
         from regrow.multihost.jaxhook import activate_from_environ
@@ -64,6 +69,6 @@ def _run_next() -> None:
         spec.loader.exec_module(module)
 
 
-if os.environ.get("REGROW_TARGET") or os.environ.get("REGROW_HOSTS_PER_SLICE"):
+if _is_client() or os.environ.get("REGROW_HOSTS_PER_SLICE"):
     sys.meta_path.insert(0, _Finder())
 _run_next()
