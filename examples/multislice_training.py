@@ -5,7 +5,7 @@ it again on every host, and it goes on from the last checkpoint (docs/multihost.
 
     regrow queued-resources create q --node-count 2 --accelerator-type v4-8 --spot \
       --runtime-version tpu-ubuntu2204-base --metadata \
-      startup-script="exec python $PWD/examples/multislice_training.py --out $PWD/multislice-output"
+      startup-script="until python $PWD/examples/multislice_training.py --out $PWD/out; do sleep 1; done"
 
 Every host runs this same program. `--out` has to be one folder for all of them. The model is in
 `byte_model.py`.

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from regrow.client.notice import say
 
-HEARTBEAT_S: Final = 30
+HEARTBEAT_S: Final = 60
 """Seconds without a heartbeat after which a process counts as lost."""
 
 _INTERRUPTED: Final = 130
