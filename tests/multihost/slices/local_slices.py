@@ -22,7 +22,7 @@ class LocalSlices:
     def __init__(self, home: Path) -> None:
         self.home = home
 
-    def regrow(self, *arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+    def regrow(self, *arguments: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
         environ = {
             name: value
             for name, value in os.environ.items()

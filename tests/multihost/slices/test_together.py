@@ -65,7 +65,7 @@ def statuses(errors: str, name: str) -> list[int]:
 
 def others_end(slices: LocalSlices, name: str, way: str) -> tuple[list[int], str]:
     """Runs the steps until process 1 fails; the others have to end by themselves."""
-    limit = "timeout -s KILL 75 " if way == "hang" else ""
+    limit = "timeout -s KILL 150 " if way == "hang" else ""
     done = slices.run(name, "failing.py", way, python=f"{limit}{sys.executable}")
     found = statuses(done.stderr, name)
     assert 0 not in found, done.stdout + done.stderr
@@ -82,6 +82,7 @@ def test_an_error_on_one_host_ends_all(slices: LocalSlices, two: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("way", "status", "words"),
     [

@@ -24,7 +24,7 @@ class _Finder:
             return None
 
 
-def _is_client():  # type: ignore[no-untyped-def]
+def _is_client() -> bool:
     return bool(os.environ.get("REGROW_TARGET"))
 
 
