@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ ARRAYS = {
     "transposed": BASE.T[::-1],
     "half": BASE.astype(jnp.bfloat16)[:, ::-1],
 }
+THREADS = 4
 MESH = Mesh(np.array(jax.devices()), "x")
 
 
@@ -31,33 +33,53 @@ def check(name: str, got: Any, want: Any) -> None:
     np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=name)
 
 
+ADD = jax.jit(lambda v: v + v)
+PAIR = jax.jit(lambda u, v: (u + u, v))
+TREE = jax.jit(lambda tree: tree["a"] + tree["b"][0])
+SPLIT = NamedSharding(MESH, P("x"))
+ADD_SPLIT = jax.jit(lambda v: v + v, in_shardings=SPLIT)
+WHOLE = NamedSharding(MESH, P())
+
+
+def compiled_ways(name: str, array: np.ndarray[Any, Any]) -> None:
+    """Takes an array to the devices as an argument, by `device_put` and by a callback."""
+    plain, last = np.ascontiguousarray(array), jax.devices()[-1]
+    want = jnp.asarray(plain)
+    for _ in range(3):
+        check(name, ADD(array), want + want)
+    check(name, PAIR(array, plain)[0], want + want)
+    check(name, TREE({"a": array, "b": [array]}), want + want)
+    check(name, jax.device_put(array), want)
+    check(name, jax.device_put(array, last), want)
+    check(name, jnp.asarray(array), want)
+    check(name, jnp.array(array), want)
+    check(name, jax.device_put(array, WHOLE), want)
+    check(name, jax.make_array_from_process_local_data(WHOLE, array), want)
+    if array.shape[0] % len(jax.devices()) == 0:
+        check(name, jax.device_put(array, SPLIT), want)
+        check(name, ADD_SPLIT(array), want + want)
+        check(name, jax.make_array_from_callback(array.shape, SPLIT, array.__getitem__), want)
+
+
+def other_ways(name: str, array: np.ndarray[Any, Any]) -> None:
+    """The same as a constant, and all at once."""
+    want = jnp.asarray(np.ascontiguousarray(array))
+    check(name, jax.jit(lambda v: v + array)(want), want + want)
+    check(name, jax.device_put([array, {"a": array}])[1]["a"], want)
+    check(name, jax.lax.scan(lambda carry, row: (carry, row), 0, array)[1], want)
+
+
 def main() -> int:
-    add = jax.jit(lambda v: v + v)
-    pair = jax.jit(lambda u, v: (u + u, v))
-    last = jax.devices()[-1]
     for name, array in ARRAYS.items():
-        plain = np.ascontiguousarray(array)
-        want = jnp.asarray(plain)
-        for _ in range(3):
-            check(name, add(array), want + want)
-        check(name, pair(array, plain)[0], want + want)
-        check(name, jax.device_put(array), want)
-        check(name, jax.device_put(array, last), want)
-        check(name, jnp.asarray(array), want)
-        check(name, jnp.array(array), want)
-        check(name, jax.device_put([array, {"a": array}])[1]["a"], want)
-        check(name, jax.device_put(array, NamedSharding(MESH, P())), want)
-        check(name, jax.jit(lambda v, array=array: v + array)(plain), want + want)
-        if array.shape and array.shape[0] % len(jax.devices()) == 0:
-            split = NamedSharding(MESH, P("x"))
-            check(name, jax.device_put(array, split), want)
-            check(name, jax.jit(lambda v: v + v, in_shardings=split)(array), want + want)
-            check(
-                name,
-                jax.make_array_from_callback(array.shape, split, lambda i, a=array: a[i]),
-                want,
-            )
+        compiled_ways(name, array)
+        other_ways(name, array)
         print("ok", name, flush=True)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [
+            pool.submit(compiled_ways, *item) for _ in range(2) for item in ARRAYS.items()
+        ]:
+            done.result()
+    print("ok from several threads at once")
     try:
         jax.device_put(np.array(["text"]))
     except TypeError:
