@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from failure_patience import Patience
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -128,9 +129,9 @@ class Activity(threading.Thread):
         self.ended_at = time.monotonic()
 
     def wait_rounds(self, rounds: int, deadline_s: float = DEADLINE_S) -> None:
-        deadline = time.monotonic() + deadline_s
+        patience = Patience(deadline_s)
         while self.rounds < rounds and self.is_alive():
-            if time.monotonic() > deadline:
+            if patience.over():
                 raise TimeoutError(f"round {self.rounds} takes more than {deadline_s:g} s")
             time.sleep(0.001)
 
@@ -138,7 +139,9 @@ class Activity(threading.Thread):
         """Waits for the error; or, where `more` is given, stops it after so many more rounds."""
         if more is not None:
             self._stop_at = self.rounds + more + 1
-        self.join(DEADLINE_S)
+        patience = Patience(DEADLINE_S)
+        while self.is_alive() and not patience.over():
+            self.join(0.05)
         if self.is_alive():
             raise TimeoutError(f"no end within {DEADLINE_S:g} s, in round {self.rounds}")
 

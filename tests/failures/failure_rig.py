@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import failure_links as links
+from failure_patience import Patience
 
 from regrow import LocalCluster
 from regrow.processes import ProcessStat, marked
@@ -56,12 +57,14 @@ class Client:
         self._answers.put("")
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
-        try:
-            line = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
+        line, patience = None, Patience(timeout_s)
+        while line is None and not patience.over():
+            with contextlib.suppress(queue.Empty):
+                line = self._answers.get(timeout=0.1)
+        if line is None:
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(0.5)
-            raise Hang(f"no answer of the client in {timeout_s:g} s") from None
+            raise Hang(f"no answer of the client in {timeout_s:g} s")
         assert line, f"the client has ended with status {self.process.wait(5)}"
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -150,6 +153,14 @@ class Rig:
         """How many processes the cluster has."""
         return len(marked(self.run_id))
 
+    def accounts(self) -> str:
+        """For each process: its state, and how long it has run and has waited for a processor.
+
+        A process that is stopped, or that the machine gave no time, is no hang of ours.
+        """
+        pids = {self.client.process.pid, self.cluster.head_pid} | marked(self.run_id)
+        return "\n".join(filter(None, map(account, sorted(pids))))
+
     # --- faults ---
 
     def signal(self, index: int, signum: signal.Signals) -> None:
@@ -166,10 +177,24 @@ def alive(pid: int) -> bool:
     return stat is not None and stat.state not in "ZX"
 
 
+def account(pid: int) -> str:
+    """One line about a process; empty if it has ended."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        times = [list(map(int, (one / "schedstat").read_text().split())) for one in threads]
+    except OSError:
+        return ""
+    stat = ProcessStat.of(pid)
+    ran, waited = (sum(time[part] for time in times) / 1e9 for part in (0, 1))
+    state = "?" if stat is None else stat.state
+    return f"{name} ({pid}): {state}, ran {ran:.1f} s, waited for a processor {waited:.1f} s"
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
+    patience = Patience(timeout_s)
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert not patience.over(), "waited in vain"
         time.sleep(0.005)
 
 

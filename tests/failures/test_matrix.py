@@ -39,9 +39,11 @@ def run(rig: Rig, cell: tuple[str, str], cells_run: list[str]) -> None:
     chance = random.Random(f"{SEED} {fault} {phase}")
     # At once, which hits the phase itself for certain, or a little later.
     delay_s = chance.choice((0.0, chance.uniform(0, LONGEST_DELAY_S)))
+    began = rig.accounts()
     try:
         took = run_cell(rig, fault, phase, delay_s)
     except Exception as error:
+        error.add_note(f"processes before:\n{began}\nand now:\n{rig.accounts()}")
         if isinstance(error, Hang):
             rig.renew_client()
         error.add_note(f"fault: {fault}; phase: {phase}; {delay_s:.3f} s after its begin")

@@ -34,6 +34,7 @@ Done: TypeAlias = Callable[[StatusError | None, Compiled | None], None]
 _FORMAT: Final = 1
 _KEPT_BYTES: Final = 512 << 20
 _DISK_BYTES: Final = 4 << 30
+_TRIMS: Final = 64
 _ATTEMPTS: Final = 2
 _PART: Final = ".part"
 _PART_S: Final = 600.0
@@ -221,6 +222,9 @@ class DiskCache:
     def __init__(self, directory: Path, limit_bytes: int = _DISK_BYTES) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
+        # To look at thousands of files takes long, and the head waits meanwhile.
+        self._trim_after = limit_bytes // _TRIMS
+        self._untrimmed = self._trim_after
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -247,9 +251,11 @@ class DiskCache:
                 dir=self._directory, suffix=_PART, delete=False
             ) as file:
                 part = Path(file.name)
-                file.write(msgpack.packb(compiled))
+                self._untrimmed += file.write(msgpack.packb(compiled))
             os.replace(part, self._path(key))
-            self._trim()
+            if self._untrimmed > self._trim_after:
+                self._untrimmed = 0
+                self._trim()
         except OSError as error:
             log.warning("compile cache: not kept: %s", error)
             if part is not None:
