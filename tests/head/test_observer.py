@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any
 
 from head_client import Client
-from head_world import World, compiled, run, tiled
+from head_world import World, compiled, one, run, tiled
 from session_noise import compile_options, compiling
 
 from regrow.channel.stamps import stamp_of
@@ -133,9 +133,12 @@ def test_health_checks_rebuild_nothing() -> None:
             await trainer.step()
         world.lose(1)
         world.compile = lambda command: compiled(name="jit_check")
+        trainer.client.put(2, [0.0] * 16, one(0))
         trainer.client.give(compiling(b"check", compile_options([[0]])))
         await trainer.client.answer()
         assert trainer.run.event is not None
         assert trainer.run.event.rebuilt_since is None
+        trainer.client.put(3, [0.0] * 2048, one(0))
+        assert trainer.run.event.rebuilt_since is not None
 
     run(main, slices=3, devices=1)

@@ -8,7 +8,7 @@ which the observer also asks the hosts itself when something has been done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any, Final, TypeAlias, final
 
@@ -26,7 +26,7 @@ from regrow.wire.dtypes import layout_bits
 Handler: TypeAlias = Callable[[Any], Any]
 
 SMALL_BYTES: Final = 4096
-"""Programs on one slice with results of no more than this are taken for health checks."""
+"""What is on one slice and no larger (an array, or a program's results) is taken for a health check's."""
 
 _PINNED: Final = "pinned_host"
 _BITS: Final = 32
@@ -111,11 +111,8 @@ class Observer:
 
     def _known(self, program: Executable) -> Program:
         if program.known is None:
-            sizes = (
-                math.prod(shape) * (layout_bits(kind) or _BITS) // 8
-                for kind, shape, _ in program.outputs
-            )
-            small = len(program.placement.slices) == 1 and sum(sizes) <= SMALL_BYTES
+            size = sum(_bytes(kind, shape) for kind, shape, _ in program.outputs)
+            small = len(program.placement.slices) == 1 and size <= SMALL_BYTES
             weight = len(program.compiled["blob"])
             program.known = self.run.steps.program(program.name, weight, small)
         return program.known
@@ -217,10 +214,19 @@ class Observer:
             answer = handler(body)
             if answer is not None:
                 given = getattr(body, "array_handles", None) or (body.array_handle,)
-                self._follow("transfer", began, tables, given, "an array from the client")
+                arrays = [tables.arrays.get(handle) for handle in given]
+                small = self._is_small([one for one in arrays if isinstance(one, Array)])
+                self._follow(
+                    "transfer", began, tables, given, "an array from the client", small=small
+                )
             return answer
 
         return make_array_request
+
+    def _is_small(self, arrays: Sequence[Array]) -> bool:
+        slices = {index for array in arrays for index in self._slices(array)}
+        size = sum(_bytes(array.kind, array.shape) for array in arrays)
+        return len(slices) == 1 and size <= SMALL_BYTES
 
     def _around_move(self, handler: Handler, tables: Tables) -> Handler:
         def move_request(body: Any) -> Any:
@@ -286,6 +292,10 @@ class Observer:
             self.run.end(activity, monotonic(), failed=error is not None)
 
         self._transfers.ready(pieces, done)
+
+
+def _bytes(kind: int, shape: Sequence[int]) -> int:
+    return math.prod(shape) * (layout_bits(kind) or _BITS) // 8
 
 
 def _results(body: Any, answer: Any) -> list[int]:
