@@ -2,6 +2,7 @@
 
     RegrowError
     ├── UsageError            a wrong flag, value or combination; exit status 2
+    │   └── OptionError       the value of one option, by its name
     ├── ClusterError          a cluster could not start, or is not there; exit status 3
     │   ├── ClusterStartError
     │   ├── NoClusterError
@@ -74,6 +75,21 @@ class RegrowError(Exception):
 
 class UsageError(RegrowError):
     """A flag, a value or a combination of them is wrong."""
+
+
+@final
+class OptionError(UsageError):
+    """The value of one option cannot be.
+
+    Attributes:
+        option: The name of the option, as Python knows it.
+        problem: The value, and what it must be.
+    """
+
+    def __init__(self, option: str, value: object, must: str) -> None:
+        self.option = option
+        self.problem = f"is {value!r}; {must}"
+        super().__init__(f"{option} {self.problem}")
 
 
 class ClusterError(RegrowError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proofs import FEWER, loss, run, step, steps
 
-from regrow.chaos.verdict import judge
+from regrow.chaos.verdict import judge, unproved
 
 PLAIN = run(*steps(0, 5))
 RUN = run(*steps(0, 4), *steps(3, 5, FEWER))
@@ -12,7 +12,7 @@ REFERENCE = run(*steps(0, 2), *steps(3, 5, FEWER))
 
 
 def test_bit_equal():
-    verdict = judge(RUN, REFERENCE, PLAIN, disturbed=True)
+    verdict = judge(RUN, REFERENCE, PLAIN)
     assert verdict.outcome == verdict.reference.outcome == "bit-equal"
     assert verdict.text == (
         "bit-equal: 6 losses, 12 hashes of leaves of the state, the ids of 24 records"
@@ -21,20 +21,20 @@ def test_bit_equal():
 
 
 def test_without_a_fault_nothing_is_proved():
-    verdict = judge(PLAIN, PLAIN, None, disturbed=False)
-    assert verdict.reference.outcome == "bit-equal"
+    verdict = unproved(PLAIN)
     assert verdict.outcome == "nothing proved"
-    assert "no fault happened" in verdict.text
+    assert verdict.text == "nothing proved: no fault happened before the last step, 5"
+    assert (verdict.reference, verdict.undisturbed, verdict.ledger) == (None, None, None)
 
 
 def test_a_reference_that_did_not_follow_proves_nothing():
-    verdict = judge(RUN, PLAIN, PLAIN, disturbed=True)
+    verdict = judge(RUN, PLAIN, PLAIN)
     assert verdict.outcome == "nothing proved"
     assert "the reference did not follow: step 3: computed on slices 0, 2" in verdict.text
 
 
 def test_a_step_that_is_left_out_is_a_divergence():
-    verdict = judge(run(*steps(0, 2), *steps(4, 5)), PLAIN, None, disturbed=True)
+    verdict = judge(run(*steps(0, 2), *steps(4, 5)), PLAIN, None)
     assert verdict.outcome == "diverged"
     assert verdict.reference.text == "only the reference has this step"
     assert verdict.reference.step == 3
@@ -42,7 +42,7 @@ def test_a_step_that_is_left_out_is_a_divergence():
 
 def test_one_differing_bit_beside_the_reference_is_a_divergence():
     other = run(*REFERENCE.steps[:5], step(5, FEWER, state={"params/w": "float32[8] 0"}))
-    verdict = judge(RUN, other, PLAIN, disturbed=True)
+    verdict = judge(RUN, other, PLAIN)
     assert verdict.outcome == "diverged"
     assert verdict.reference.path == "params/w"
     assert verdict.text.startswith("diverged at step 5: the state differs first at params/w")
@@ -50,7 +50,7 @@ def test_one_differing_bit_beside_the_reference_is_a_divergence():
 
 def test_what_the_reference_does_as_well_shows_beside_the_undisturbed_run():
     wrong = [step(n, FEWER, loss=loss(9.9 - n)) for n in (3, 4, 5)]
-    verdict = judge(run(*steps(0, 2), *wrong), run(*steps(0, 2), *wrong), PLAIN, disturbed=True)
+    verdict = judge(run(*steps(0, 2), *wrong), run(*steps(0, 2), *wrong), PLAIN)
     assert verdict.reference.outcome == "bit-equal"
     assert verdict.undisturbed.outcome == verdict.outcome == "diverged"
     assert verdict.text.startswith("diverged at step 3: the loss is 6.9")
@@ -58,7 +58,7 @@ def test_what_the_reference_does_as_well_shows_beside_the_undisturbed_run():
 
 def test_a_breach_of_the_ledger_is_a_divergence():
     doubled = run(*steps(0, 2), step(3, FEWER, ids=(11, 12, 13, 14)), *steps(4, 5, FEWER))
-    verdict = judge(doubled, doubled, PLAIN, disturbed=True)
+    verdict = judge(doubled, doubled, PLAIN)
     assert verdict.outcome == "diverged"
     assert verdict.text == "diverged at step 3: record 11 was used again, in place of 12"
 
@@ -66,15 +66,15 @@ def test_a_breach_of_the_ledger_is_a_divergence():
 def test_with_unknown_slices_losses_are_compared_within_the_tolerance():
     unknown = [step(n, None, state=None, ids=None) for n in range(6)]
     close = [step(n, None, state=None, ids=None, loss=loss((10 - n) * 1.0000002)) for n in range(6)]
-    verdict = judge(run(*close), None, run(*unknown), disturbed=True)
+    verdict = judge(run(*close), None, run(*unknown))
     assert verdict.outcome == "equal within tolerance"
     assert verdict.ledger is None
-    assert judge(run(*unknown), None, run(*unknown), disturbed=True).outcome == "bit-equal"
+    assert judge(run(*unknown), None, run(*unknown)).outcome == "bit-equal"
 
 
 def test_other_batches_beside_the_undisturbed_run_take_nothing_from_the_proof():
     fewer = [step(3, FEWER, ids=(12, 13)), step(4, FEWER, ids=(14, 15)), step(5, FEWER, ids=(16,))]
     scaled = run(*steps(0, 2), *fewer)
-    verdict = judge(scaled, scaled, PLAIN, disturbed=True)
+    verdict = judge(scaled, scaled, PLAIN)
     assert verdict.outcome == "bit-equal"
     assert "not compared" in verdict.undisturbed.text

@@ -59,6 +59,7 @@ def test_a_training_that_loses_a_slice_and_takes_it_back(prove, tmp_path):
     [
         (("--limit", "0"), "--limit is 0 s; it must be more than 0"),
         (("--limit", "nan"), "--limit is nan s; it must be more than 0"),
+        (("--hash-every", "0"), "Invalid value for '--hash-every'"),
         (("--keep", "/proc/none"), "--keep /proc/none cannot be made: "),
     ],
 )
@@ -108,8 +109,16 @@ def test_losses_alone(proof):
 def test_a_fault_that_never_comes_proves_nothing(proof):
     told = proof("kill:1@step=1000", "--steps", "8", status=1)
     assert told["verdict"] == "nothing proved"
-    assert told["reference"]["outcome"] == "bit-equal"
+    assert told["text"] == "nothing proved: no fault happened before the last step, 7"
+    assert (told["reference"], told["undisturbed"]) == (None, None), "no other run is made in vain"
     assert told["happened"] == []
+
+
+@pytest.mark.slow
+def test_a_state_that_is_hashed_now_and_then(proof):
+    told = proof(KILL, *LONG, options=("--hash-every", "4"))
+    assert told["verdict"] == "bit-equal"
+    assert told["reference"]["text"].startswith("30 losses, 16 hashes of leaves of the state, ")
 
 
 @pytest.mark.slow

@@ -137,6 +137,21 @@ def test_connect_after_the_backends_are_in_use_is_refused(python: Run) -> None:
     assert "before the first array" in done.stdout, done.stderr
 
 
+def test_a_process_is_a_client_of_one_cluster(python: Run) -> None:
+    code = """
+        import regrow, regrow.errors
+        regrow.connect("127.0.0.1:9")
+        import jax
+        jax.config.update("jax_platforms", "cpu")
+        jax.devices()
+        try: regrow.connect("127.0.0.1:10")
+        except regrow.errors.UsageError as error: print(error)
+    """
+    done = python("-c", textwrap.dedent(code))
+    assert "is a client of grpc://127.0.0.1:9 already" in done.stdout, done.stderr
+    assert "grpc://127.0.0.1:10 needs a process of its own" in done.stdout
+
+
 def test_connect_without_a_target_is_refused(python: Run) -> None:
     code = """
         import regrow, regrow.errors

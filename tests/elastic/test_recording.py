@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from regrow.elastic import progress, record
-from regrow.elastic.journal import JOURNAL_VARIABLE, read_journal
+from regrow.elastic.journal import HASH_EVERY_VARIABLE, JOURNAL_VARIABLE, read_journal
 from regrow.errors import UsageError
 
 
@@ -39,6 +39,15 @@ def test_a_step_is_recorded_with_every_bit(journal):
     assert set(one.state) == {"w", "key", "name", "count"}
     assert one.state["w"].startswith("float32[3] ")
     assert {path for path in one.state if one.state[path] != other.state[path]} == {"w"}
+
+
+def test_the_state_may_be_hashed_now_and_then(journal, monkeypatch):
+    monkeypatch.setenv(HASH_EVERY_VARIABLE, "3")
+    for step in range(7):
+        record(step, 0.5, {"w": np.zeros(2)}, [step])
+    hashed = {one.step for one in read_journal(journal) if one.state is not None}
+    assert hashed == {0, 3, 6}
+    assert all(one.ids == (one.step,) for one in read_journal(journal))
 
 
 def test_dtype_and_shape_are_part_of_a_leaf(journal):

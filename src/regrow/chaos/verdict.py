@@ -59,8 +59,6 @@ def judge(
     run: Committed,
     reference: Committed | None,
     undisturbed: Committed | None,
-    *,
-    disturbed: bool,
 ) -> Verdict:
     """Judges a run with faults by the ones without, of which there must be one.
 
@@ -68,18 +66,24 @@ def judge(
         run: It.
         reference: The run on the same slices; None: it is not known which they were.
         undisturbed: The run on all slices; None: it was not made, or is the reference.
-        disturbed: Whether a fault happened before the last step.
     """
     same = None if reference is None else beside_reference(run, reference)
     whole = None if undisturbed is None else beside_undisturbed(run, undisturbed)
     other = undisturbed or reference
     ledger = None if other is None else audit(run, other)
-    outcome, text = _whole(same, whole, ledger, disturbed=disturbed)
+    outcome, text = _whole(same, whole, ledger)
     return Verdict(outcome, text, same, whole, ledger)
 
 
+def unproved(run: Committed) -> Verdict:
+    """What is known of a run in which no fault happened before its last step."""
+    last = run.steps[-1].step
+    text = f"{NOTHING}: no fault happened before the last step, {last}"
+    return Verdict(NOTHING, text, None, None, None)
+
+
 def _whole(
-    same: Comparison | None, whole: Comparison | None, ledger: Ledger | None, *, disturbed: bool
+    same: Comparison | None, whole: Comparison | None, ledger: Ledger | None
 ) -> tuple[Outcome, str]:
     if ledger is not None and ledger.breach is not None:
         return DIVERGED, f"diverged at {ledger.text}"
@@ -87,8 +91,6 @@ def _whole(
     for one in made:
         if one.outcome == DIVERGED:
             return DIVERGED, f"diverged at step {one.step}: {one.text}"
-    if not disturbed:
-        return NOTHING, "nothing proved: no fault happened before the last step"
     return made[0].outcome, f"{made[0].outcome}: {made[0].text}"
 
 

@@ -12,7 +12,14 @@ from typing import Final
 import click
 
 from regrow import __version__
-from regrow.errors import ClusterError, LaunchError, RegrowError, UsageError, WaitTimeout
+from regrow.errors import (
+    ClusterError,
+    LaunchError,
+    OptionError,
+    RegrowError,
+    UsageError,
+    WaitTimeout,
+)
 
 USAGE_STATUS: Final = 2
 CLUSTER_STATUS: Final = 3
@@ -87,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(_usage_text(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED_STATUS
+    except OptionError as error:
+        return complain(f"{_flag(error.option)} {error.problem}", USAGE_STATUS)
     except UsageError as error:
         return complain(str(error), USAGE_STATUS)
     except (ClusterError, LaunchError, WaitTimeout) as error:
@@ -100,6 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever reads our output may have had enough of it.
         return 1 if isinstance(error, BrokenPipeError) else complain(str(error), 1)
     return status if isinstance(status, int) else 0
+
+
+def _flag(option: str) -> str:
+    """What a user has typed for an option that Python knows by this name."""
+    return f"--{option.removesuffix('_s').replace('_', '-')}"
 
 
 def complain(text: str, status: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,6 +23,14 @@ def seconds(value: object) -> float:
         return float(str(value).removesuffix("s"))
     except ValueError:
         raise click.BadParameter(f"{value!r} is no number of seconds") from None
+
+
+def some_seconds(value: object) -> float:
+    """Parses a number of seconds above 0."""
+    parsed = seconds(value)
+    if not 0 < parsed < math.inf:
+        raise click.BadParameter(f"{value!r} must be more than 0 seconds")
+    return parsed
 
 
 def seconds_or_never(value: object) -> float | None:
@@ -89,7 +98,7 @@ _OPTIONS: Final = [
     click.option(
         "--start-timeout",
         "start_timeout_s",
-        type=seconds,
+        type=some_seconds,
         default=str(START_DEADLINE_S),
         metavar="SECONDS",
         help=f"How long the slices may take to be up.  [default: {START_DEADLINE_S:g}]",

@@ -19,7 +19,7 @@ from regrow.cli.runner import Runner
 from regrow.client.settings import head_deadline_from
 from regrow.cluster import client_environ, start_cluster
 from regrow.config import ClusterOptions
-from regrow.elastic.journal import JOURNAL_VARIABLE, read_journal
+from regrow.elastic.journal import HASH_EVERY_VARIABLE, JOURNAL_VARIABLE, read_journal
 from regrow.elastic.planned import PLAN_VARIABLE, Plan
 from regrow.errors import RegrowError, UsageError
 from regrow.home import Home
@@ -76,6 +76,7 @@ class ProofRuns:
         start_timeout_s: float,
         limit_s: float | None,
         quiet: bool,
+        hash_every: int = 1,
     ) -> None:
         """Readies it.
 
@@ -88,6 +89,7 @@ class ProofRuns:
             limit_s: How long a run may take, in seconds; None: those without faults some times as
                 long as the one with.
             quiet: Whether standard output is left free of what the script prints.
+            hash_every: The state is hashed at steps that are multiples of this.
         """
         self._task = task
         self._options = options
@@ -96,6 +98,7 @@ class ProofRuns:
         self._start_timeout_s = start_timeout_s
         self._limit_s = limit_s
         self._quiet = quiet
+        self._hash_every = hash_every
 
     def run(
         self, name: RunName, *, faults: Sequence[FaultEvent] = (), plan: Plan | None = None
@@ -138,7 +141,8 @@ class ProofRuns:
 
     def _variables(self, journal: Path, plan: Plan | None) -> dict[str, str]:
         planned = {} if plan is None else {PLAN_VARIABLE: plan.to_json()}
-        return {JOURNAL_VARIABLE: str(journal)} | planned
+        recorded = {JOURNAL_VARIABLE: str(journal), HASH_EVERY_VARIABLE: str(self._hash_every)}
+        return recorded | planned
 
     def _run(
         self, name: RunName, faults: Sequence[FaultEvent], variables: dict[str, str]

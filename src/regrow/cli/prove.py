@@ -14,7 +14,14 @@ import click
 from regrow.chaos.ability import check_possible
 from regrow.chaos.committed import Committed, schedule_of
 from regrow.chaos.schedule import FaultEvent, parse_schedule
-from regrow.chaos.verdict import BIT_EQUAL, NOTHING, WITHIN, beside_reference, judge
+from regrow.chaos.verdict import (
+    BIT_EQUAL,
+    NOTHING,
+    WITHIN,
+    beside_reference,
+    judge,
+    unproved,
+)
 from regrow.cli import complain
 from regrow.cli.arguments import Task, TaskCommand
 from regrow.cli.options import cluster_options, seconds, to_cluster_options
@@ -46,6 +53,14 @@ SCRIPT_STATUS: Final = 6
     help="Keep the journals and what the runs without faults printed here.",
 )
 @click.option(
+    "--hash-every",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="STEPS",
+    help="Hash the state at steps that are multiples of this; losses and records are compared at each.",
+)
+@click.option(
     "--limit",
     "limit_s",
     type=seconds,
@@ -59,6 +74,7 @@ def command(
     as_json: bool,
     skip: bool,
     keep: Path | None,
+    hash_every: int,
     limit_s: float | None,
     **values: Any,
 ) -> int:
@@ -69,8 +85,8 @@ def command(
     run on all of them: there the losses must be equal within what the order of additions explains.
     {run} in the script's arguments is the name of the run: faulted, reference or undisturbed.
 
-    The exit status is 0 if they are equal, 1 if they diverged or nothing is proved, 2 for wrong usage,
-    3 when a cluster could not start, 6 when the script failed.
+    The exit status is 0 if they are equal, 1 if they diverged or nothing is proved (no fault happened
+    before the last step, say: then nothing else is run), 2 for wrong usage, 3 when a cluster could not start, 6 when the script failed.
     """
     options = to_cluster_options(values)
     faults = parse_schedule(chaos, options.slices)
@@ -88,6 +104,7 @@ def command(
             start_timeout_s=values["start_timeout_s"],
             limit_s=limit_s,
             quiet=as_json,
+            hash_every=hash_every,
         )
         try:
             proof = prove(runs, faults, options, skip_undisturbed=skip)
@@ -104,8 +121,10 @@ def prove(
     *,
     skip_undisturbed: bool,
 ) -> Proof:
-    """Makes the runs, and judges them."""
+    """Makes the runs, and judges them; one that no fault has disturbed is compared with none."""
     run = runs.run("faulted", faults=faults)
+    if not run.disturbed:
+        return Proof(tuple(faults), run, unproved(run.committed))
     everyone = frozenset(range(options.slices))
     plan = schedule_of(run.committed, everyone)
     reference, undisturbed = None, None
@@ -116,7 +135,7 @@ def prove(
     else:
         reference = _reference(runs, run, plan)
         undisturbed = None if skip_undisturbed else runs.run("undisturbed").committed
-    verdict = judge(run.committed, reference, undisturbed, disturbed=run.disturbed)
+    verdict = judge(run.committed, reference, undisturbed)
     return Proof(tuple(faults), run, verdict)
 
 

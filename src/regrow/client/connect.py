@@ -27,15 +27,22 @@ def connect(target: str | os.PathLike[str] | None = None, token: str | None = No
 
     Raises:
         UsageError: There is no target, it is no address, or JAX in this process uses its backends
-            already.
+            already, those of another cluster say.
     """
     target = os.environ.get(TARGET_VARIABLE) if target is None else target
     if not target:
         raise UsageError(f"regrow.connect: give a target, or set {TARGET_VARIABLE}")
     settings = Settings.of(target, token or token_from(os.environ))
     if _backends_in_use():
-        if settings == jaxhook.active():
+        known = jaxhook.active()
+        if settings == known:
             return
+        if known is not None:
+            raise UsageError(
+                f"regrow.connect: JAX in this process is a client of {known.target} already, and "
+                f"stays one also when that cluster is gone; {settings.target} needs a process of its "
+                "own"
+            )
         raise UsageError(
             "regrow.connect: JAX in this process uses its backends already; call regrow.connect "
             "before the first array, jax.devices() or jax.jit call"

@@ -19,6 +19,9 @@ from regrow.errors import RegrowError
 JOURNAL_VARIABLE: Final = "REGROW_JOURNAL"
 """The file that `regrow.elastic.record` writes to; without it, it does nothing."""
 
+HASH_EVERY_VARIABLE: Final = "REGROW_JOURNAL_HASH_EVERY"
+"""The state is hashed at each step that is a multiple of this; without it, at each."""
+
 RecordId: TypeAlias = int | str
 
 
@@ -50,7 +53,7 @@ class StepRecord:
         step: The step.
         loss: Its loss.
         state: The hash of each leaf of the state after it, by path, with its dtype and shape; None:
-            the program gave no state.
+            the program gave no state, or its turn has not come.
         ids: The records that it was computed from, in order; None: the program gave none.
         slices: The slices that it was computed on; None: what was given says nothing of them.
         at: When it was recorded, in seconds since 1970.

@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from regrow.elastic import planned, progress
-from regrow.elastic.journal import JOURNAL_VARIABLE, JournalWriter, Loss, RecordId, StepRecord
+from regrow.elastic.journal import (
+    HASH_EVERY_VARIABLE,
+    JOURNAL_VARIABLE,
+    JournalWriter,
+    Loss,
+    RecordId,
+    StepRecord,
+)
 from regrow.elastic.trees import Tree
 from regrow.errors import UsageError
 
@@ -29,7 +36,7 @@ def record(step: int, loss: Any, state: Any = None, ids: Iterable[Any] | None = 
     again is recorded again.
 
     What is recorded is read, so then the call waits for the step, and the error of a lost slice may
-    come from here. The whole state is read on each call.
+    come from here. The whole state is read on each call, or as often as the proof is asked to.
 
     Args:
         step: The step, from 0.
@@ -58,11 +65,15 @@ def _made(step: int, loss: Any, state: Any, ids: Iterable[Any] | None) -> StepRe
     return StepRecord(
         step,
         _loss(loss),
-        None if state is None else _hashes(state),
+        None if state is None or step % _hash_every() else _hashes(state),
         None if ids is None else tuple(_id(one) for one in ids),
         tuple(sorted(_slices(loss, state))) or None,
         time.time(),
     )
+
+
+def _hash_every() -> int:
+    return max(1, int(os.environ.get(HASH_EVERY_VARIABLE, "1")))
 
 
 def _journal(path: str) -> JournalWriter:
