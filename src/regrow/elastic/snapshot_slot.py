@@ -24,9 +24,13 @@ class SnapshotSlot(Generic[_T]):
 
     At most one is being made at a time, so there are never more than two. May be used by several
     threads.
+
+    Attributes:
+        skipped: How many could not begin because one was being made.
     """
 
     def __init__(self) -> None:
+        self.skipped = 0
         self._latest: tuple[int, _T] | None = None
         self._changed = threading.Condition()
         self._making: Ticket | None = None
@@ -47,6 +51,7 @@ class SnapshotSlot(Generic[_T]):
         """Begins a snapshot; None: one is being made. `commit` or `give_up` must follow."""
         with self._changed:
             if self._making is not None:
+                self.skipped += 1
                 return None
             self._making = Ticket(step, self._generation)
             return self._making

@@ -61,6 +61,12 @@ class Snapshotter:
         """
         self.replica_axis_index = replica_axis_index
         self._slot: SnapshotSlot[Snapshot] = SnapshotSlot()
+        self._skipped_said = 0
+
+    @property
+    def skipped(self) -> int:
+        """How many saves were skipped because one was being made."""
+        return self._slot.skipped
 
     @property
     def latest(self) -> SnapshotMetadata | None:
@@ -80,7 +86,8 @@ class Snapshotter:
                 lie on one device.
 
         Returns:
-            False: one is being made, so this one is skipped (a line in the log says so).
+            False: one is being made, so this one is skipped. The log says so of the first; `join`
+            says how many there were.
 
         Raises:
             UsageError: The state cannot be saved; names the leaf by its path.
@@ -88,9 +95,7 @@ class Snapshotter:
         """
         ticket = self._slot.begin(step)
         if ticket is None:
-            _logger.warning(
-                "no snapshot of step %d: that of step %s is being made", step, self._slot.making
-            )
+            self._say_skipped(step)
             return False
         progress.at_snapshot(step)
         try:
@@ -147,6 +152,23 @@ class Snapshotter:
         """
         if not self._slot.wait(timeout):
             raise WaitTimeout(f"the snapshot of step {self._slot.making}", timeout or 0.0)
+        skipped = self.skipped
+        if skipped > self._skipped_said:
+            self._skipped_said = skipped
+            _logger.warning(
+                "%d snapshots were skipped so far: each takes longer than the time between two saves",
+                skipped,
+            )
+
+    def _say_skipped(self, step: int) -> None:
+        making, first = self._slot.making, self._skipped_said == 0
+        self._skipped_said = self._skipped_said or 1
+        _logger.log(
+            logging.WARNING if first else logging.DEBUG,
+            "no snapshot of step %d: that of step %s is being made; others are only counted",
+            step,
+            making,
+        )
 
     def _finish(self, ticket: Ticket, begun: Snapshot) -> None:
         try:

@@ -421,14 +421,20 @@ def a_save_while_one_runs_is_skipped_and_says_so() -> None:
     assert snapshotter.save(2, state) is True
     with logged() as log:
         assert snapshotter.save(3, state) is False
+        assert snapshotter.save(4, state) is False
     assert "no snapshot of step 3: that of step 2 is being made" in log.text
+    assert "step 4" not in log.text
+    assert snapshotter.skipped == 2
     assert snapshotter.latest is not None
     assert snapshotter.latest.step == 1
     assert "waited 0.1 s for the snapshot of step 2" in raised(
         WaitTimeout, lambda: snapshotter.join(0.1)
     )
     control("cont", index=1)
-    snapshotter.join(60)
+    with logged() as log:
+        snapshotter.join(60)
+        snapshotter.join(60)
+    assert log.text.count("2 snapshots were skipped so far") == 1
     assert snapshotter.latest.step == 2
     assert snapshotter.save(4, state) is True
     snapshotter.join(60)
