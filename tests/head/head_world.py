@@ -333,7 +333,7 @@ class ModelHost(Peer):
 
 
 class Helper(Peer):
-    """The compiler."""
+    """The compiler; to it each program is what its bytes are."""
 
     def __init__(self, name: str, answer: Callable[[Any], Any]) -> None:
         super().__init__(Link(name))
@@ -341,7 +341,8 @@ class Helper(Peer):
 
     def step(self) -> None:
         for command in self.next():
-            answer = self._answer(command)
+            is_question = isinstance(command, c.Identify)
+            answer = command.program if is_question else self._answer(command)
             if isinstance(answer, StatusError):
                 self.link.answered(command.rid, answer, None)
             elif answer is not None:

@@ -22,14 +22,24 @@ ENDED = StatusError(Code.UNAVAILABLE, "the compiler ended: SIGABRT (signal 6)")
 
 
 class FakeLink:
-    """A compiler that answers when the test says so."""
+    """A compiler that answers when the test says so; what a program is, it tells at once.
+
+    Programs are their own identity up to a "@", behind which are locations.
+    """
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, Any]] = []
+        self.identified: list[bytes] = []
+        self.tells = True
         self.lost: StatusError | None = None
 
     def ask(self, make: Any, waiter: Any) -> None:
-        self.asked.append((make(len(self.asked) + 1), waiter))
+        command = make(len(self.asked) + 1)
+        if isinstance(command, c.Identify) and self.tells:
+            self.identified.append(command.program)
+            waiter(None, command.program.partition(b"@")[0])
+        else:
+            self.asked.append((command, waiter))
 
     def answer(self, error: StatusError | None = None, value: Any = None) -> None:
         _, waiter = self.asked.pop(0)
@@ -104,6 +114,62 @@ def test_a_program_is_compiled_once() -> None:
     assert len(bench.link.asked) == 1
     bench.link.answer()
     assert bench.service.compiled == 2
+
+
+def test_where_it_was_traced_makes_no_difference(tmp_path: Path) -> None:
+    bench = Bench(DiskCache(tmp_path))
+    first, second = bench.compile(b"p@train.py:10"), bench.compile(b"p@train.py:20")
+    bench.link.answer()
+    assert first.value is second.value
+    assert bench.compile(b"p@train.py:30").value is first.value
+    assert (bench.service.compiled, bench.service.from_memory) == (1, 1)
+    asked = list(bench.link.identified)
+    assert bench.compile(b"p@train.py:30").value is first.value
+    assert bench.link.identified == asked
+    other = Bench(DiskCache(tmp_path))
+    assert other.compile(b"p@edited.py:7").value["blob"] == first.value["blob"]
+    assert (other.service.compiled, other.service.from_disk) == (0, 1)
+
+
+def test_the_compiler_may_die_while_it_identifies() -> None:
+    bench = Bench()
+    bench.link.tells = False
+    first, second = bench.compile(b"p@1"), bench.compile(b"p@2")
+    bench.end()
+    assert not first.there
+    bench.start()
+    bench.link.answer()
+    assert first.value is second.value
+    assert bench.service.compiled == 1
+
+
+def test_a_text_that_cannot_be_read_is_refused() -> None:
+    bench = Bench()
+    bench.link.tells = False
+    answer = bench.compile()
+    refusal = StatusError(Code.FAILED_PRECONDITION, "the server's jaxlib cannot read this program")
+    bench.link.answer(refusal)
+    assert answer.error is refusal
+
+
+def test_a_program_that_is_identified_after_the_end_is_not_compiled() -> None:
+    bench = Bench()
+    bench.link.tells = False
+    answer = bench.compile()
+    bench.service.end(ENDED)
+    assert answer.error is ENDED
+    bench.link.answer(value=b"p")
+    assert not bench.link.asked
+
+
+def test_it_tells_where_programs_come_from() -> None:
+    bench = Bench()
+    sources: list[str] = []
+    bench.service.on_done = sources.append
+    bench.compile()
+    bench.link.answer()
+    bench.compile()
+    assert sources == ["compiled", "from memory"]
 
 
 def test_a_program_across_hosts_is_another() -> None:

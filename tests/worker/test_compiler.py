@@ -61,6 +61,19 @@ def test_a_program_across_hosts_is_compiled_without_combined_reductions(
     assert compile_program(compiler, SHARDED, 2, spans=True)["blob"]
 
 
+def test_a_program_is_the_same_wherever_it_was_traced(compiler: Compiler) -> None:
+    def told(text: str) -> Any:
+        return ask_compiler(compiler, lambda rid: c.Identify(rid, artifact(text))).value
+
+    here = ADD_ONE.replace("tensor<4xf32>\n    return", 'tensor<4xf32> loc("a.py":1:2)\n    return')
+    there = here.replace('"a.py":1:2', '"b.py":3:4')
+    assert artifact(here) != artifact(there)
+    assert told(here) == told(there) == told(ADD_ONE)
+    assert told(ADD_ONE) != told(ADD_ONE.replace("1.0", "2.0"))
+    unread = ask_compiler(compiler, lambda rid: c.Identify(rid, b"no program"))
+    assert "cannot read this program" in unread.message
+
+
 @pytest.mark.parametrize("callbacks", [0, 1])
 def test_a_program_that_hosts_compile_themselves_has_no_blob(
     compiler: Compiler, callbacks: int

@@ -262,6 +262,13 @@ class Compile(NamedTuple):
     callbacks: int
 
 
+class Identify(NamedTuple):
+    """Ask for what a program is apart from its source locations. Replied to with a digest."""
+
+    rid: int
+    program: bytes
+
+
 class Describe(NamedTuple):
     """Ask for the "cost" or "text" of a compiled program."""
 
@@ -375,6 +382,7 @@ _COMMANDS: Final[tuple[type[Any], ...]] = (
     SetColocated,
     Compile,
     Describe,
+    Identify,
     Up,
     Reply,
     Failed,

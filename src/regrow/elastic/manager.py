@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias, TypeVar, final
 import jax
 
 from regrow.elastic import elastic
+from regrow.elastic.ahead import SETS, Ahead
 from regrow.elastic.attempts import Attempts, Plan, RetryPolicy
 from regrow.elastic.health import check_slices
 from regrow.elastic.libraries import pathwaysutils
@@ -41,6 +42,7 @@ ScaleUpSignalError: Any = _stock.ScaleUpSignalError
 
 Callback: TypeAlias = Callable[[], Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 __all__ = [
     "Backoff",
@@ -79,6 +81,7 @@ class Manager:
         )
         self._monitor: threading.Thread | None = None
         self._stop = threading.Event()
+        self._aheads: list[Ahead[Any]] = []
 
     # --- what is known ---
 
@@ -186,6 +189,8 @@ class Manager:
 
     def _watch(self, stop: threading.Event, poll_interval: float) -> None:
         while not stop.wait(poll_interval):
+            for ahead in self._aheads:
+                ahead.begin()
             try:
                 self._check_inactive()
             except Exception:
@@ -198,6 +203,41 @@ class Manager:
         new = self._sets.found(health.active)
         if new:
             _logger.info("slices %s work again and may be made active", sorted(new))
+
+    # --- programs ---
+
+    def compile_ahead(
+        self, build: Callable[[list[jax.Device]], _T], *, sets: int = SETS
+    ) -> Ahead[_T]:
+        """Decorates a function that compiles for some devices; keeps what it returns by slices.
+
+            @elastic_manager.compile_ahead
+            def train_step(devices):
+                mesh = create_mesh(devices)
+                return jit_step(mesh).lower(abstract_state(mesh), abstract_batch(mesh)).compile()
+
+            step = train_step()  # for the active slices
+
+        A set of slices that was seen before costs nothing. When the program has begun its second step
+        since (`at_step`, `record`; of one that tells no steps: when the monitor next looks), the
+        function is called in the background for each set of one slice fewer, so that the next loss
+        finds its program compiled and traced. It must not depend on arrays.
+
+        Args:
+            build: Takes the devices of some slices, in order of slice index.
+            sets: For how many sets of one slice fewer to call it at most. The server compiles once
+                for all of them; the client traces for each.
+
+        Returns:
+            A callable: without arguments for the active slices, else for the given indices. Its
+            `begin()` begins the background work at once, `wait(timeout)` waits for its end.
+
+        Raises:
+            UsageError: `sets` is negative.
+        """
+        ahead = Ahead(build, self.slice_to_devices, lambda: self._sets.active, sets)
+        self._aheads.append(ahead)
+        return ahead
 
     # --- retries ---
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final, Protocol, final
 
 from regrow.client.stamps import stamp
 from regrow.client.telling import tell
@@ -37,8 +38,23 @@ class Progress:
     phase: str | None = None
 
 
+class Follower(Protocol):
+    """Who wants to know of steps."""
+
+    def stepped(self) -> None:
+        """A step begins; must not wait."""
+        ...
+
+
 _lock = threading.Lock()
 _now = Progress()
+_followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+
+
+def follow(follower: Follower) -> None:
+    """Has it told of each step, as long as it lives."""
+    with _lock:
+        _followers.add(follower)
 
 
 def current() -> Progress:
@@ -55,6 +71,8 @@ def at_step(step: int) -> None:
     """
     stamp(int(step))
     _set(step=int(step), phase="step")
+    for follower in list(_followers):
+        follower.stepped()
 
 
 def after_step(step: int) -> None:

@@ -3,6 +3,10 @@
 The key of a program is what its blob depends on: its text, its options without the device
 assignment, the jaxlib that made the blob, and whether it spans hosts. So a program for slices 0 and 2
 finds the blob of the same program for slices 0 and 1.
+
+A text also holds from where in the user's script it was traced, call stack and all. So a text that is
+new is told by the compiler without that first: a step that is traced again from elsewhere, or from an
+edited script, is found all the same.
 """
 
 from __future__ import annotations
@@ -17,11 +21,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, final
+from typing import Any, Final, Literal, Protocol, TypeAlias, final
 
 import msgpack
 
-from regrow.channel.commands import Compile, Describe
+from regrow.channel.commands import Compile, Describe, Identify
 from regrow.errors import Code, StatusError
 from regrow.head.links import Link
 from regrow.wire.schema import jaxlib_version
@@ -30,8 +34,10 @@ log = logging.getLogger(__name__)
 
 Compiled: TypeAlias = dict[str, Any]
 Done: TypeAlias = Callable[[StatusError | None, Compiled | None], None]
+Source: TypeAlias = Literal["compiled", "from memory", "from disk"]
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+_TEXTS_KEPT: Final = 4096
 _KEPT_BYTES: Final = 512 << 20
 _DISK_BYTES: Final = 4 << 30
 _TRIMS: Final = 64
@@ -68,13 +74,21 @@ class Job:
         self.spans = spans
         self.callbacks = callbacks
         self.shared = shared
+        self.identified = False
         self.attempts = 0
         self.waiting: list[Done] = []
 
 
 @final
 class CompileService:
-    """Compiles programs, each once."""
+    """Compiles programs, each once.
+
+    Attributes:
+        compiled: How many were compiled.
+        from_disk: How many were found on disk.
+        from_memory: How often one was asked for that was there already.
+        on_done: Called for each that is there, with where it comes from.
+    """
 
     def __init__(self, compiler: CompilerProcess, cache: DiskCache | None) -> None:
         self._compiler = compiler
@@ -82,8 +96,12 @@ class CompileService:
         self._kept: OrderedDict[bytes, Compiled] = OrderedDict()
         self._kept_bytes = 0
         self._jobs: dict[bytes, Job] = {}
+        # The keys of texts that are known, by the texts' own keys.
+        self._texts: OrderedDict[bytes, bytes] = OrderedDict()
         self.compiled = 0
         self.from_disk = 0
+        self.from_memory = 0
+        self.on_done: Callable[[Source], None] = lambda source: None
 
     def compile(
         self,
@@ -99,16 +117,19 @@ class CompileService:
         One that is not `shared` depends on its client, as those with callbacks do, and is not kept.
         """
         shared = shared and not callbacks
-        key = program_key(program, options, spans)
-        found = self._find(key) if shared else None
+        text = program_key(program, options, spans)
+        known = self._texts.get(text) if shared else None
+        found = None if known is None else self._find(known)
         if found is not None:
             done(None, found)
             return
+        key = known or text
         job = self._jobs.get(key)
         if job is not None:
             job.waiting.append(done)
             return
         job = self._jobs[key] = Job(key, program, options, spans, callbacks, shared)
+        job.identified = known is not None or not shared
         job.waiting.append(done)
         self._start(job)
 
@@ -140,13 +161,58 @@ class CompileService:
         if link is None:
             return
         job.attempts += 1
-        link.ask(
-            lambda rid: Compile(rid, job.key, job.program, job.options, job.spans, job.callbacks),
-            lambda error, value: self._answered(job, link, error, value),
-        )
+        if job.identified:
+            link.ask(
+                lambda rid: Compile(
+                    rid, job.key, job.program, job.options, job.spans, job.callbacks
+                ),
+                lambda error, value: self._answered(job, link, error, value),
+            )
+        else:
+            link.ask(
+                lambda rid: Identify(rid, job.program),
+                lambda error, value: self._identified(job, link, error, value),
+            )
+
+    def _identified(self, job: Job, link: Link, error: StatusError | None, value: Any) -> None:
+        if error is not None:
+            self._failed(job, link, error)
+            return
+        text = job.key
+        if self._jobs.pop(text, None) is not job:
+            return  # All has ended meanwhile.
+        self._texts[text] = job.key = program_key(value, job.options, job.spans)
+        if len(self._texts) > _TEXTS_KEPT:
+            self._texts.popitem(last=False)
+        found = self._find(job.key)
+        same = self._jobs.get(job.key)
+        if found is not None:
+            for done in job.waiting:
+                done(None, found)
+        elif same is not None:
+            same.waiting += job.waiting
+        else:
+            self._jobs[job.key] = job
+            job.identified, job.attempts = True, 0
+            self._start(job)
 
     def _answered(self, job: Job, link: Link, error: StatusError | None, value: Any) -> None:
-        if error is not None and link.lost is not None:
+        if error is not None:
+            self._failed(job, link, error)
+            return
+        self._jobs.pop(job.key, None)
+        self.compiled += 1
+        self.on_done("compiled")
+        value["key"] = job.key
+        if job.shared:
+            self._keep(job.key, value)
+            if self._cache is not None:
+                self._cache.write(job.key, value)
+        for done in job.waiting:
+            done(None, value)
+
+    def _failed(self, job: Job, link: Link, error: StatusError) -> None:
+        if link.lost is not None:
             if job.attempts < _ATTEMPTS:
                 return  # The compiler ended; `compiler_up` asks again.
             error = StatusError.user(
@@ -154,24 +220,20 @@ class CompileService:
                 f"XLA ended the compiler process {job.attempts} times on this program: {error.message}",
             )
         self._jobs.pop(job.key, None)
-        if error is None:
-            self.compiled += 1
-            value["key"] = job.key
-            if job.shared:
-                self._keep(job.key, value)
-                if self._cache is not None:
-                    self._cache.write(job.key, value)
         for done in job.waiting:
-            done(error, value)
+            done(error, None)
 
     def _find(self, key: bytes) -> Compiled | None:
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
+            self.from_memory += 1
+            self.on_done("from memory")
             return found
         found = None if self._cache is None else self._cache.read(key)
         if found is not None:
             self.from_disk += 1
+            self.on_done("from disk")
             self._keep(key, found)
         return found
 

@@ -216,6 +216,7 @@ class Head:
             "ended": self._runtime.ended,
             "compiled": self._runtime.compiler.compiled,
             "compiled_from_disk": self._runtime.compiler.from_disk,
+            "compiled_from_memory": self._runtime.compiler.from_memory,
             "jaxlib": jaxlib_version(),
             "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
             "sessions": self._gateway.describe(),

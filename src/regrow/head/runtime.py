@@ -55,6 +55,7 @@ class Runtime:
         self.compiler = CompileService(compiler, DiskCache(Path(cache)) if cache else None)
         self.callbacks = Callbacks()
         self.observer = Observer(self.buffers, self.transfers, on_report)
+        self.compiler.on_done = self.observer.run.program_found
         self.ended: str | None = None
         self._on_change = on_change
 

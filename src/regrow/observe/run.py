@@ -154,6 +154,11 @@ class Run:
         if self._running and self.event is None and not self.returned.isdisjoint(slices):
             self._scale_up(since, now)
 
+    def program_found(self, source: str) -> None:
+        """A program is there that a client has asked for: "compiled", "from memory", "from disk"."""
+        if self.event is not None:
+            self.event.programs[source] += 1
+
     def launched(self, program: Program, now: float, step: int | None = None) -> bool:
         """An execution has begun that carries this step; returns whether it is one of the training's."""
         self._in_flight = True
@@ -162,6 +167,8 @@ class Run:
         if self.quiet_since is not None:
             self.usual_gap_s += _SHARE * (now - self.quiet_since - self.usual_gap_s)
             self.quiet_since = None
+        if self._compiling and program is self.steps.main:
+            self._compile_beside()
         if self.event is not None and self._running and program is not self.steps.main:
             return False  # What the training's step is, is not decided in a recovery.
         productive_s = self.ledger.spent(goodput.PRODUCTIVE, now)
@@ -200,7 +207,7 @@ class Run:
         activity.ended = now
         activity.failed = failed
         self.open.discard(activity)
-        if activity.kind == "compile":
+        if activity.kind == "compile" and not activity.beside:
             self._compiling -= 1
         if not self.open and not self._in_flight:
             self.quiet_since = now
@@ -291,6 +298,12 @@ class Run:
         lost, lost_s = self.steps.resume(at, self.ledger.spent(goodput.PRODUCTIVE, now))
         self.ledger.move(goodput.PRODUCTIVE, goodput.WASTED, lost_s)
         return replace(report, lost=lost, lost_s=lost_s)
+
+    def _compile_beside(self) -> None:
+        """The training goes on, so what is being compiled is for later."""
+        self._compiling = 0
+        for activity in self.open:
+            activity.beside = activity.beside or activity.kind == "compile"
 
     def _settle(self, now: float) -> None:
         if self.event is None:

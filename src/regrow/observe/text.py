@@ -22,12 +22,20 @@ def event_lines(event: Mapping[str, Any]) -> list[str]:
     rows = [*event["parts"].items(), ("in no part", event["rest_s"])]
     lines = [_headline(event)]
     for name, took_s in rows:
-        lines.append(f"  {name:<11} {took_s:8.3f} s{share if name == 'in no part' else ''}")
+        more = {"in no part": share, "compile": _programs(event)}.get(name, "")
+        lines.append(f"  {name:<11} {took_s:8.3f} s{more}")
     if event["overlap_s"] > _LEAST_SHARE:
         lines.append(f"  {'overlap':<11} {-event['overlap_s']:8.3f} s (parts at the same time)")
     if event["lost"] is not None:
         lines.append(f"  {_lost(event)}")
     return lines
+
+
+def _programs(event: Mapping[str, Any]) -> str:
+    """How many programs were compiled, and how many were there."""
+    counts = event.get("programs") or {}
+    told = ", ".join(f"{count} {source}" for source, count in sorted(counts.items()))
+    return f" (programs: {told})" if told else ""
 
 
 def short_cause(cause: str) -> str:

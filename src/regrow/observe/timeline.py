@@ -14,6 +14,7 @@ the client's own code works. So for each report, up to rounding:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeAlias, final
@@ -62,6 +63,7 @@ class Activity:
         step: Of such a one: the step that it carries; None: the client does not say.
         ended: When it ended; None: it goes on.
         failed: Whether it ended with an error.
+        beside: Whether the client is known to go on with its work meanwhile.
     """
 
     kind: Kind
@@ -73,6 +75,7 @@ class Activity:
     step: int | None = None
     ended: float | None = None
     failed: bool = False
+    beside: bool = False
 
     def builds(self) -> bool:
         """Whether the client rebuilds with it what was lost."""
@@ -119,6 +122,8 @@ class Report:
         ended: How it ended: "recovered", "another loss", "client gone", "" (it goes on).
         lost: The steps that were lost, if any.
         lost_s: Productive time that went into lost steps, in seconds.
+        programs: How many programs were "compiled", and how many were there: "from memory", "from
+            disk".
         spans: For each part its intervals, relative to the begin of the event; those that would not
             be seen apart in a picture are one.
     """
@@ -135,6 +140,7 @@ class Report:
     ended: str
     lost: LostSteps | None = None
     lost_s: float = 0.0
+    programs: dict[str, int] = field(default_factory=dict)
     spans: dict[str, list[Interval]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -162,6 +168,7 @@ class ElasticEvent:
         began: When it began.
         declared: When the last of the losses was declared.
         steps: The steps that the client has told since, with their times.
+        programs: How many programs were there, by where they come from.
     """
 
     def __init__(
@@ -179,6 +186,7 @@ class ElasticEvent:
         self.began = min(began, now)
         self.declared = now
         self.steps: list[tuple[float, int]] = []
+        self.programs: Counter[str] = Counter()
         self._inherited = list(under_way)
         self._activities: list[Activity] = list(self._inherited)
 
@@ -289,6 +297,7 @@ class ElasticEvent:
             overlap_s=sum(parts.values()) - covered,
             rest_s=end - self.began - covered,
             ended=ended,
+            programs=dict(self.programs),
             spans={
                 part: _drawn([(b - self.began, e - self.began) for b, e in found], end - self.began)
                 for part, found in spans.items()

@@ -22,7 +22,7 @@ from regrow.errors import Code, StatusError
 from regrow.wire.status import from_exception
 from regrow.worker.callbacks import CallbackRelay, user_error
 from regrow.worker.custom_calls import custom_calls, refuse_pointers
-from regrow.worker.modules import Signature, parse_module
+from regrow.worker.modules import Signature, identity, parse_module
 from regrow.worker.partitioning import RemotePartitioning
 from regrow.worker.platform import make_home_client
 from regrow.worker.programs import compile_options
@@ -37,13 +37,15 @@ _PASSES_OFF: Final = "cpu-all-reduce-combiner"
 
 @final
 class Compiler:
-    """Answers `Compile` and `Describe`, several at a time."""
+    """Answers `Compile`, `Identify` and `Describe`, several at a time."""
 
     def __init__(self, devices: int) -> None:
         self._client = make_home_client(devices)
         self._devices = tuple(self._client.local_devices())
         self._done = 0
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile")
+        # What may be found in a cache must not wait for what is being compiled.
+        self._identifying = ThreadPoolExecutor(1, thread_name_prefix="identify")
         self._kept: OrderedDict[bytes, Any] = OrderedDict()
         self._lock = threading.Lock()
         self._sender: Any = None
@@ -67,6 +69,8 @@ class Compiler:
             elif isinstance(command, c.Compile) and rgcb.partitioning_of(command.program):
                 # It may wait for compilations that its client asks for meanwhile.
                 threading.Thread(target=self._answer, args=(command,), daemon=True).start()
+            elif isinstance(command, c.Identify):
+                self._identifying.submit(self._answer, command)
             else:
                 self._pool.submit(self._answer, command)
 
@@ -86,12 +90,16 @@ class Compiler:
         """Sends reports to the head; any thread."""
         self._sender.send(c.pack_all(reports))
 
-    def _answer(self, command: c.Compile | c.Describe) -> None:
+    def _answer(self, command: c.Compile | c.Identify | c.Describe) -> None:
         try:
-            answer = self._compile(command) if isinstance(command, c.Compile) else None
-            if answer is None:
-                assert isinstance(command, c.Describe)
-                answer = self._describe(command)
+            answer: Any
+            match command:
+                case c.Compile():
+                    answer = self._compile(command)
+                case c.Identify():
+                    answer = identity(command.program)
+                case c.Describe():
+                    answer = self._describe(command)
         except Exception as error:  # noqa: BLE001 - told to the client
             status = error if isinstance(error, StatusError) else user_error(error)
             status = status or from_exception(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import re
 from collections.abc import Sequence
 from typing import Any, final
@@ -9,6 +11,7 @@ from typing import Any, final
 from jax._src.interpreters import mlir as jax_mlir
 from jaxlib import _jax
 from jaxlib.mlir import ir
+from jaxlib.mlir.passmanager import PassManager
 
 from regrow.errors import Code, StatusError
 from regrow.wire.dtypes import TOKEN, kind_of_mlir
@@ -31,6 +34,22 @@ def parse_module(program: bytes) -> Any:
             return module if isinstance(module, ir.Module) else ir.Module.parse(module)
         except Exception as error:  # noqa: BLE001 - MLIR raises many kinds
             raise _unreadable(program, context, error) from None
+
+
+def identity(program: bytes) -> bytes:
+    """A digest of a portable artifact without its source locations.
+
+    Locations hold the whole call stack: the same function traced from another line is another text.
+
+    Raises:
+        StatusError: This jaxlib cannot read it.
+    """
+    module = parse_module(program)
+    text = io.BytesIO()
+    with module.context:
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        module.operation.write_bytecode(text)
+    return hashlib.sha256(text.getbuffer()).digest()
 
 
 def _unreadable(program: bytes, context: Any, error: Exception) -> StatusError:
