@@ -121,6 +121,22 @@ def test_preload_does_nothing_where_a_host_is_missing() -> None:
     run(main)
 
 
+def test_what_is_for_the_time_after_a_loss_is_not_loaded_before() -> None:
+    async def main(world: World) -> None:
+        world.runtime.epochs.covering(range(3))
+        executable = make(world, (0, 2))
+        world.runtime.dispatcher.preload(executable)
+        await world.settle()
+        assert not world.sent(0, c.Load)
+        world.lose(2)
+        world.runtime.epochs.covering((0, 1))
+        world.runtime.dispatcher.preload(executable)
+        await world.settle()
+        assert len(world.sent(0, c.Load)) == len(world.sent(1, c.Load)) == 1
+
+    run(main, slices=3)
+
+
 def test_unload() -> None:
     async def main(world: World) -> None:
         executable = make(world, (0, 2))

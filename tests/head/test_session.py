@@ -133,20 +133,24 @@ def test_a_buffer_that_is_aborted_or_too_large_fails_its_request_only() -> None:
     run(main)
 
 
-def test_numbers_of_responses() -> None:
+def test_the_client_hears_which_tracebacks_nobody_needs() -> None:
     async def main(world: World) -> None:
         session, responses = world.session()
-        for op_id in range(1, 7):
+        for op_id in range(1, 9):
             request = proxy.IfrtRequest()
             request.request_metadata.op_id = op_id
-            if op_id % 2:
-                request.is_array_deleted_request.array_handle = 1
-                session._tables.arrays[1] = StatusError(Code.UNKNOWN, "x")
-            else:
+            request.request_metadata.user_context_id = 100 + op_id
+            if op_id % 4:
+                # What the client may hold for long, and what is refused, tells nothing.
                 request.check_future_request.future_handle = 1
+            else:
+                request.check_value_ready_request.SetInParent()
             send(session, request)
-        numbers = [r.response_metadata.seq_num for r in responses]
-        assert numbers == [0, 0, 1, 0, 2, 0]
+        told = [r.response_metadata for r in responses]
+        numbers = [meta.seq_num for meta in told if meta.seq_num < 2**63 - 1]
+        assert numbers == [0, 1]
+        ids = [list(meta.destroyed_user_context_ids) for meta in told]
+        assert ids == [[], [], [], [101, 102, 103, 104], [], [], [], [105, 106, 107, 108]]
         session.closed()
 
     run(main)

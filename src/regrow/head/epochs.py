@@ -127,6 +127,10 @@ class Epochs:
             current = self._form()
         return current.number
 
+    def is_larger_than(self, hosts: Iterable[int]) -> bool:
+        """Whether the present epoch has these hosts, and more."""
+        return self._current is not None and set(hosts) < set(self._current.hosts)
+
     def form_if_needed(self) -> None:
         """Forms an epoch of all hosts that are up, ahead of its first program."""
         if self._current is None and len(self._links) > 1:

@@ -116,9 +116,15 @@ class Dispatcher:
         self._launch = 0
 
     def preload(self, executable: Executable) -> None:
-        """Has a program loaded ahead of its first execution, where its hosts are up."""
+        """Has a program loaded ahead of its first execution, where its hosts are up.
+
+        One for a part of the present epoch's hosts is there for the time after a loss, most likely:
+        to load it now would hold up what runs, and be in vain, for then there is another epoch.
+        """
         placement, links = executable.placement, self._buffers.links
         if not all(host in links for host in placement.hosts):
+            return
+        if placement.spans and self._epochs.is_larger_than(placement.hosts):
             return
         epoch = self._epochs.covering(placement.hosts) if placement.spans else 0
         for host in placement.hosts:

@@ -26,10 +26,17 @@ from regrow.wire.status import fill, from_exception
 
 log = logging.getLogger(__name__)
 
-# The client does not count these, so they carry no sequence number.
-_UNNUMBERED: Final = frozenset(
-    {"delete_array_request", "destruct_array_request", "check_future_request"}
+# A client keeps a traceback for each request until a response says that the server refers to it no
+# longer, and it lets go of them in the order of numbers, up to the first response that is still held
+# by its code. So only responses that it is done with at once say so, and only these are numbered.
+_DONE_WITH_AT_ONCE: Final = frozenset(
+    {
+        "check_value_ready_request",
+        "copy_to_host_buffer_request",
+        "loaded_executable_fetch_execute_result_request",
+    }
 )
+_NO_NUMBER: Final = 2**63 - 1
 # The client sends these and goes on: their answers may wait for one that is waited for, so that a
 # step of a training costs head and client no message and no waking up for them.
 _NOT_WAITED_FOR: Final = frozenset(
@@ -88,6 +95,7 @@ class Session:
         self.nonce = nonce
         self._tables = Tables(nonce)
         self._numbered = 0
+        self._contexts: list[int] = []
         self._held: list[bytes] = []
         self._releasing = False
         self._inbox: deque[Any] = deque()
@@ -173,6 +181,9 @@ class Session:
                 Code.INVALID_ARGUMENT, f"a message of {len(data)} bytes is no IfrtRequest"
             ) from None
         self.requests += 1
+        context = request.request_metadata.user_context_id
+        if context:
+            self._contexts.append(context)
         if self._inbox or not self._handle(request):
             self._inbox.append(request)
 
@@ -227,7 +238,11 @@ class Session:
         """Answers; `handled` for an execution whose results have handles of the client's."""
         meta = response.response_metadata
         meta.op_id = op_id
-        if name not in _UNNUMBERED:
+        meta.seq_num = _NO_NUMBER
+        if self._contexts and (handled or name in _DONE_WITH_AT_ONCE):
+            # No error of ours refers to one, so they are needed no longer than it takes to answer.
+            meta.destroyed_user_context_ids.extend(self._contexts)
+            self._contexts.clear()
             meta.seq_num = self._numbered
             self._numbered += 1
         if name in _NOT_WAITED_FOR or (name == _EXECUTE and handled):
