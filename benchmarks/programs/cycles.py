@@ -5,16 +5,19 @@
 A cycle is that of an elastic training: a snapshot, SIGKILL, the error, the snapshot loaded onto the
 survivors, a step there, the return, the state laid out on all slices, a step there. Slices but the
 first are killed in turn, so that the worker of the first lives through all of them. After each EVERY
-cycles (default: a tenth) there is a line of JSON: `{"cycle": N, ROLE: {"pid": …, "anon_mb": …, …}}`.
+cycles (default: a tenth) there is a line of JSON: `{"cycle": N, ROLE: {"pid": …, "anon_mb": …, …}}`,
+and one more when what was put aside has gone, or after a minute.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,8 @@ CONTROL = str(
     Path(os.environ["JAX_BACKEND_TARGET"].removeprefix("grpc://unix:")).parent / "control.sock"
 )
 WIDTH = 512
+# What was put aside is ended after 5 s, and what is stuck in a collective when XLA gives it up.
+SETTLED_S, SETTLE_LIMIT_S = 8.0, 60.0
 
 devices = jax.devices()
 slices = sorted({device.slice_index for device in devices})
@@ -125,14 +130,24 @@ def _listening() -> set[str]:
     return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
 
 
-def tell(number: int) -> None:
+def settle(worker: int, threads: int) -> None:
+    """Waits until the worker has as many threads as it had, or a minute."""
+    deadline = time.monotonic() + SETTLE_LIMIT_S
+    time.sleep(SETTLED_S)
+    while held(worker)["threads"] > threads and time.monotonic() < deadline:
+        time.sleep(1)
+
+
+def tell(number: int) -> dict[str, Any]:
     gc.collect()
     status = request(CONTROL, "status")
     roles = {"client": os.getpid(), "head": status["pid"]}
     roles |= {f"worker {one['index']}": one["hosts"][0]["pid"] for one in status["slices"]}
     roles |= helpers(status["pid"], set(roles.values()))
     line = {"cycle": number, "compiled": status["compiled"]}
-    print(json.dumps(line | {role: held(pid) for role, pid in roles.items()}), flush=True)
+    line |= {role: held(pid) for role, pid in roles.items()}
+    print(json.dumps(line), flush=True)
+    return line
 
 
 def helpers(head: int, known: set[int]) -> dict[str, int]:
@@ -150,12 +165,18 @@ def helpers(head: int, known: set[int]) -> dict[str, int]:
 
 
 def main() -> None:
-    state = jax.block_until_ready(step(laid_out(first_state(), mesh_of(slices)), batch(mesh_of(slices))))
-    victims = slices[1:]
+    logging.getLogger("regrow.elastic").setLevel(logging.ERROR)
+    whole = mesh_of(slices)
+    state = jax.block_until_ready(step(laid_out(first_state(), whole), batch(whole)))
+    for victim in slices[1:]:
+        state = cycle(state, victim)
+    first = tell(0)["worker 0"]
     for number in range(1, CYCLES + 1):
-        state = cycle(state, victims[number % len(victims)])
-        if number % EVERY == 0 or number == 1:
+        state = cycle(state, slices[1:][number % (len(slices) - 1)])
+        if number % EVERY == 0:
             tell(number)
+    settle(first["pid"], first["threads"])
+    tell(CYCLES)
 
 
 main()

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from regrow.elastic.digests import different, digest, pieces
+from regrow.elastic.digests import different, digest, fetched, pieces
 from regrow.elastic.libraries import pathwaysutils
 from regrow.errors import UsageError
 
@@ -68,9 +68,9 @@ class Group:
         Raises:
             JaxRuntimeError: A slice was lost before they were.
         """
-        for array in (array for copies in self.copies for array in copies):
-            array.block_until_ready()
-        hashes = jax.device_get(self.hashes)
+        # One question for all of them, and one fetch for each device: either costs as much as a MiB.
+        jax.block_until_ready(self.copies)
+        hashes = fetched(self.hashes)
         return Group(self.mesh, self.axis, self.paths, self.places, self.copies, hashes)
 
     def different(self, replica: int, numbers: range, hashes: Sequence[Any]) -> list[str]:
