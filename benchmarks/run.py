@@ -1,6 +1,7 @@
 """Runs the benchmarks and prints their tables.
 
-    python benchmarks/run.py [dispatch] [train] [recovery] [start] [scaling] [--rounds N] [--quick]
+    python benchmarks/run.py [dispatch] [train] [recovery] [start] [scaling] [first_step] [faults]
+        [snapshots] [cycles] [--rounds N] [--quick]
 
 Every figure is compared with plain JAX in the same run, the two taking turns, so that a busy machine
 disturbs both alike; quote the ratios. Nothing is asserted.
@@ -9,14 +10,17 @@ disturbs both alike; quote the ratios. Nothing is asserted.
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import faults
 import harness
 
 from regrow import LocalCluster
@@ -179,12 +183,122 @@ def scaling(rounds: int, quick: bool) -> None:
     say(harness.table(["operation", "1 slice of 2", "2 of 1", "4 of 1", "8 of 1"], rows))
 
 
+def first_step(rounds: int, quick: bool) -> None:
+    """From a loss to the first step, by what is known of the program for fewer slices."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            cold, seen, count = _losses(cache, "not", "1", "1", "2")
+            (disk,) = _losses(cache, "not", "1")
+        with tempfile.TemporaryDirectory() as cache:
+            (ahead,) = _losses(cache, "ahead", "1")
+        labels = {
+            "never seen": cold,
+            "on disk, from an earlier run": disk,
+            "another slice was lost before": count,
+            "compiled ahead": ahead,
+            "the same slice was lost before": seen,
+        }
+        for label, one in labels.items():
+            found.setdefault(label, []).append(one)
+    rows = [
+        [label, *(f"{statistics.median(one[name] for one in ones):,.0f}" for name in ones[0])]
+        for label, ones in found.items()
+    ]
+    say("\n### First step after a loss (ms)\n")
+    header = ["the program for the slices that are left", "kill to first step", "of it compile"]
+    say(harness.table([*header, "programs compiled"], rows))
+
+
+def _losses(cache: str, *arguments: str) -> list[dict[str, float]]:
+    with LocalCluster(slices=3, devices_per_slice=2, compile_cache_dir=cache) as cluster:
+        env = harness.cluster_environ(cluster.env)
+        losses: list[dict[str, float]] = harness.run_program("first_step.py", env, *arguments)
+    return losses
+
+
+def under_faults(rounds: int, quick: bool) -> None:
+    """A fault every 30 s: elastic training beside a restart from a checkpoint."""
+    count = 2 if quick else 4
+    rows = []
+    for how, label in (("elastic", "`regrow.elastic`"), ("restart", "restart from checkpoint")):
+        kills = [5.0 + 30.0 * number for number in range(count)]
+        run = faults.run_with_faults(how, kills, 30.0 * count + 5)
+        back = statistics.median(run.back_s)
+        rows.append(
+            [
+                label,
+                f"{back:.1f}",
+                f"{run.lost_s:.1f}",
+                f"{run.progress:.0%}",
+                f"{1e3 * run.step_s:.0f}",
+            ]
+        )
+    say(f"\n### A slice killed every 30 s ({count} times)\n")
+    header = ["recovery", "kill to next step (s)", "lost by a fault (s)", "goodput", "step (ms)"]
+    say(harness.table(header, rows))
+
+
+def snapshots(rounds: int, quick: bool) -> None:
+    """What snapshots cost a step of 50 ms."""
+    seconds = "20" if quick else "60"
+    with LocalCluster(slices=2, devices_per_slice=2) as cluster:
+        env = harness.cluster_environ(cluster.env)
+        found = harness.run_program("snapshot_cost.py", env, "1152", seconds)
+    rows = [
+        [
+            str(interval),
+            f"{found[f'step_ms_{interval}']:.1f}",
+            f"{found[f'percent_{interval}']:+.1f} %",
+            f"{found[f'cpu_percent_{interval}']:+.1f} %",
+        ]
+        for interval in (1, 5, 20)
+    ]
+    say(
+        f"\n### Snapshots of {found['state_mb']:.0f} MiB (step without: {found['step_ms_0']:.1f} ms)\n"
+    )
+    say(harness.table(["every … steps", "step (ms)", "longer by", "processor time"], rows))
+
+
+def cycles(rounds: int, quick: bool) -> None:
+    """What the processes hold after many losses and returns."""
+    count = "40" if quick else "200"
+    with LocalCluster(slices=3, devices_per_slice=2) as cluster:
+        process = subprocess.run(
+            [sys.executable, str(harness.PROGRAMS / "cycles.py"), count],
+            env=harness.cluster_environ(cluster.env),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    lines = [json.loads(line) for line in process.stdout.splitlines()]
+    first, *_, last, settled = lines
+    names = [name for name in first["client"] if name != "pid"]
+    rows = [
+        [
+            role,
+            *(
+                f"{first[role][n]:.0f} / {last[role][n]:.0f} / {settled[role][n]:.0f}"
+                for n in names
+            ),
+        ]
+        for role in first
+        if isinstance(first[role], dict)
+    ]
+    say(f"\n### {count} losses and returns (at the start / at the end / when it has settled)\n")
+    say(harness.table(["process", *(name.replace("_mb", " (MB)") for name in names)], rows))
+
+
 BENCHMARKS: dict[str, Callable[[int, bool], None]] = {
     "dispatch": dispatch,
     "train": train,
     "recovery": recovery,
     "start": start,
     "scaling": scaling,
+    "first_step": first_step,
+    "faults": under_faults,
+    "snapshots": snapshots,
+    "cycles": cycles,
 }
 
 

@@ -23,7 +23,6 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from byte_model import ModelSize, init_state, make_train_step

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import statistics
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from regrow.control import request
 from regrow.elastic import Snapshotter
 
 WIDTH, SECONDS = int(sys.argv[1]), float(sys.argv[2])
@@ -54,12 +57,24 @@ params = [
 x = jax.device_put(rng.random((BATCH, WIDTH), np.float32), rows)
 nbytes = sum(w.nbytes for w in params)
 taken = skipped = 0
+CONTROL = str(
+    Path(os.environ["JAX_BACKEND_TARGET"].removeprefix("grpc://unix:")).parent / "control.sock"
+)
+status = request(CONTROL, "status")
+PIDS = [os.getpid(), status["pid"], *(one["hosts"][0]["pid"] for one in status["slices"])]
+TICK_MS = 1e3 / os.sysconf("SC_CLK_TCK")
 
 
-def block(interval: int) -> float:
-    """Milliseconds for a step."""
+def processor_ms() -> float:
+    """What client, head and workers have used."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in PIDS]
+    return TICK_MS * sum(int(one[11]) + int(one[12]) for one in fields)
+
+
+def block(interval: int) -> tuple[float, float]:
+    """Milliseconds for a step, by the clock and of processors."""
     global params, taken, skipped
-    began = time.perf_counter()
+    began, used = time.perf_counter(), processor_ms()
     for number in range(STEPS):
         params, value = step(params, x)
         value.block_until_ready()
@@ -67,13 +82,14 @@ def block(interval: int) -> float:
             saved = snapshotter.save(number, params)
             taken, skipped = taken + saved, skipped + (not saved)
     snapshotter.join(60)
-    return (time.perf_counter() - began) / STEPS * 1e3
+    wall_ms = (time.perf_counter() - began) * 1e3
+    return wall_ms / STEPS, (processor_ms() - used) / STEPS
 
 
 for interval in INTERVALS:
     block(interval)
 taken = skipped = 0
-times: dict[int, list[float]] = {interval: [] for interval in INTERVALS}
+times: dict[int, list[tuple[float, float]]] = {interval: [] for interval in INTERVALS}
 began = time.monotonic()
 while time.monotonic() < began + SECONDS:
     for interval in INTERVALS:
@@ -81,7 +97,8 @@ while time.monotonic() < began + SECONDS:
 figures: dict[str, float] = {"state_mb": nbytes / 2**20, "taken": taken, "skipped": skipped}
 figures["rounds"] = len(times[0])
 for interval, found in times.items():
-    figures[f"step_ms_{interval}"] = statistics.median(found)
-    ratios = [one / without for one, without in zip(found, times[0], strict=True)]
-    figures[f"percent_{interval}"] = 100 * (statistics.median(ratios) - 1)
+    figures[f"step_ms_{interval}"] = statistics.median(wall for wall, _ in found)
+    for which, name in enumerate(("percent", "cpu_percent")):
+        ratios = [one[which] / two[which] for one, two in zip(found, times[0], strict=True)]
+        figures[f"{name}_{interval}"] = 100 * (statistics.median(ratios) - 1)
 print(json.dumps(figures))

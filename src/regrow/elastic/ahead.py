@@ -8,7 +8,9 @@ cost is the client's tracing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -29,6 +31,8 @@ SETS: Final = 8
 _KEPT: Final = 64
 _TOLD_S: Final = 30.0
 _STEPS: Final = 2
+_UNTOLD_S: Final = 30.0
+_SWITCH_S: Final = 0.0005
 
 
 def one_fewer(active: Set[int], limit: int) -> Iterator[frozenset[int]]:
@@ -74,6 +78,7 @@ class Ahead(Generic[_T]):
         self._made: OrderedDict[frozenset[int], Future[_T]] = OrderedDict()
         self._base: frozenset[int] | None = None
         self._steps_left = 0
+        self._since = 0.0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         progress.follow(self)
@@ -96,6 +101,7 @@ class Ahead(Generic[_T]):
         if slices is None:
             with self._lock:
                 self._base, self._steps_left = chosen, _STEPS
+                self._since = time.monotonic()
         return made
 
     @property
@@ -111,6 +117,11 @@ class Ahead(Generic[_T]):
             self._steps_left -= 1
             if not self._steps_left:
                 self.begin()
+
+    def looked_at(self) -> None:
+        """Somebody looks from time to time: a program that tells no steps must be in them by now."""
+        if self._steps_left == _STEPS and time.monotonic() > self._since + _UNTOLD_S:
+            self.begin()
 
     def begin(self) -> None:
         """Begins to make what one slice fewer needs, in the background; nothing, if it has begun."""
@@ -143,22 +154,26 @@ class Ahead(Generic[_T]):
     def _work(self, base: frozenset[int], before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
-        began, count = time.monotonic(), 0
-        for slices in one_fewer(base, self._sets):
-            # The next loss has made other sets interesting, or the program has come to its end.
-            if self._stop.is_set() or self._active() != base or not _main_lives():
-                return
-            try:
-                self._get(slices)
-                count += 1
-            except Exception:
-                # Whoever needs the set makes it himself, and meets the error there.
-                _logger.exception("the programs for slices %s could not be made", sorted(slices))
+        began = time.monotonic()
+        with _yielding():
+            count = sum(self._made_ahead(slices, base) for slices in one_fewer(base, self._sets))
         _logger.info(
-            "the programs for one slice fewer are there: %d sets, in %.1f s",
+            "programs for one slice fewer: %d sets are there, after %.1f s",
             count,
             time.monotonic() - began,
         )
+
+    def _made_ahead(self, slices: frozenset[int], base: frozenset[int]) -> bool:
+        # The next loss has made other sets interesting, or the program has come to its end.
+        if self._stop.is_set() or self._active() != base or not threading.main_thread().is_alive():
+            return False
+        try:
+            self._get(slices)
+        except Exception:
+            # Whoever needs the set makes it himself, and meets the error there.
+            _logger.exception("the programs for slices %s could not be made", sorted(slices))
+            return False
+        return True
 
     def _get(self, slices: frozenset[int]) -> _T:
         while True:
@@ -209,5 +224,12 @@ class Ahead(Generic[_T]):
                 )
 
 
-def _main_lives() -> bool:
-    return threading.main_thread().is_alive()
+@contextlib.contextmanager
+def _yielding() -> Iterator[None]:
+    """Has other threads wait less for the interpreter: each step of the training asks for it often."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual_s, _SWITCH_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)

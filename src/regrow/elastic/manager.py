@@ -190,7 +190,7 @@ class Manager:
     def _watch(self, stop: threading.Event, poll_interval: float) -> None:
         while not stop.wait(poll_interval):
             for ahead in self._aheads:
-                ahead.begin()
+                ahead.looked_at()
             try:
                 self._check_inactive()
             except Exception:
@@ -219,8 +219,7 @@ class Manager:
             step = train_step()  # for the active slices
 
         A set of slices that was seen before costs nothing. When the program has begun its second step
-        since (`at_step`, `record`; of one that tells no steps: when the monitor next looks), the
-        function is called in the background for each set of one slice fewer, so that the next loss
+        since (`at_step`, `record`; of one that tells no steps: after half a minute), the function is called in the background for each set of one slice fewer, so that the next loss
         finds its program compiled and traced. It must not depend on arrays.
 
         Args:

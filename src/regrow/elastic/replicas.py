@@ -69,7 +69,7 @@ class Group:
             JaxRuntimeError: A slice was lost before they were.
         """
         # One question for all of them, and one fetch for each device: either costs as much as a MiB.
-        jax.block_until_ready(self.copies)
+        jax.block_until_ready(self.copies)  # type: ignore[no-untyped-call]
         hashes = fetched(self.hashes)
         return Group(self.mesh, self.axis, self.paths, self.places, self.copies, hashes)
 
