@@ -16,7 +16,8 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "programs" / "cycles.py"
 CYCLES = int(os.environ.get("REGROW_TEST_CYCLES", "30"))
 # Memory is not given back page by page; what leaked at each cycle would be more.
 SLACK_MB, SLACK_MB_A_CYCLE = 40, 0.3
-SLACK = {"descriptors": 4, "segments": 1, "threads": 30, "ports": 1}
+# The client's jaxlib starts threads up to about 110, and keeps them.
+SLACK = {"descriptors": 4, "segments": 1, "threads": 80, "ports": 1}
 
 
 @pytest.mark.slow
