@@ -65,6 +65,32 @@ def test_a_loss_in_a_step_and_what_follows() -> None:
     training.check()
 
 
+def test_what_is_compiled_beside_the_training_is_no_start_of_a_program() -> None:
+    training = trained(6)
+    run, before = training.run, training.spent(STARTUP)
+    compiling = run.begin("compile", training.now, "a program for later")
+    training.step(6)
+    training.step(7)
+    run.end(compiling, training.now)
+    training.step(8)
+    assert training.spent(STARTUP) == pytest.approx(before, abs=0.2)
+    training.compile(0.5)
+    assert training.spent(STARTUP) == pytest.approx(before + 0.5, abs=0.2)
+    training.check()
+
+
+def test_an_event_counts_its_programs_by_where_they_come_from() -> None:
+    training = trained(6)
+    training.run.program_found("compiled")
+    training.lose()
+    training.load()
+    for source in ("compiled", "from disk", "from memory", "from memory"):
+        training.run.program_found(source)
+    training.step(6, slices=(0,))
+    [report] = training.reports
+    assert report.programs == {"compiled": 1, "from disk": 1, "from memory": 2}
+
+
 def test_without_a_word_of_the_client_executions_are_counted() -> None:
     training = trained(6, tells=False)
     training.save()

@@ -15,6 +15,7 @@ def test_an_event_is_a_block() -> None:
     )
     event.add(Activity("load", 2.0, ended=3.0))
     event.add(Activity("compile", 2.5, ended=3.0))
+    event.programs.update({"from memory": 2, "compiled": 1})
     told = event.report(1, 0.0, 5.0, "recovered").to_json()
     told |= {"lost": {"first": 121, "last": 126, "counted": False}, "lost_s": 0.5}
     assert event_lines(told) == [
@@ -24,7 +25,7 @@ def test_an_event_is_a_block() -> None:
         "  decide         0.750 s",
         "  load           1.000 s",
         "  reshard        0.000 s",
-        "  compile        0.500 s",
+        "  compile        0.500 s (programs: 1 compiled, 2 from memory)",
         "  first step     0.000 s",
         "  in no part     2.000 s (50.0%)",
         "  overlap       -0.500 s (parts at the same time)",
