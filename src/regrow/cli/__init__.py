@@ -44,6 +44,7 @@ _COMMANDS: Final = {
     "cloud": "A local Cloud TPU: its API, and slices of local processes.",
     "queued-resources": "Ask for slices of a Cloud TPU, and work on their hosts.",
     "tpu-vm": "Single slices of a Cloud TPU, and work on their hosts.",
+    "multihost": "One program on every host of slices.",
     "config": "Project and zone of queued-resources and tpu-vm.",
 }
 

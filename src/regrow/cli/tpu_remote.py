@@ -97,6 +97,20 @@ def _choice_options(batch_size: str) -> Callable[[Any], Any]:
             help="Hosts at once.",
         ),
         click.option("--dry-run", is_flag=True, help="Only print what would be run."),
+    ]
+
+    def add(function: Any) -> Any:
+        function = ssh_options(function)
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def ssh_options(function: Any) -> Any:
+    """Adds the flags that say how real hosts are reached."""
+    options = [
         click.option("--internal-ip", "internal", is_flag=True, help="Reach hosts from inside."),
         click.option(
             "--ssh-key-file", "key_file", default="~/.ssh/google_compute_engine", show_default=True
@@ -111,16 +125,12 @@ def _choice_options(batch_size: str) -> Callable[[Any], Any]:
             "--plain", is_flag=True, help="Do not add the public key to the hosts' metadata."
         ),
     ]
-
-    def add(function: Any) -> Any:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
-def _shell(client: CloudClient, user: str, values: dict[str, Any]) -> LocalShell | SshShell:
+def shell_of(client: CloudClient, user: str, values: dict[str, Any]) -> LocalShell | SshShell:
     """Takes the settings of ssh out of a command's values; local hosts need none."""
     from regrow.cloud.remote.sessions import LocalShell, SshShell
 
@@ -131,7 +141,7 @@ def _shell(client: CloudClient, user: str, values: dict[str, Any]) -> LocalShell
     return LocalShell()
 
 
-def _let_in(
+def let_in(
     client: CloudClient, place: Place, hosts: Sequence[Host], shell: LocalShell | SshShell
 ) -> None:
     """Has real hosts know the caller's key."""
@@ -205,7 +215,7 @@ def _ssh(
     from regrow.cloud.remote.commands import in_background
     from regrow.cloud.remote.sessions import SshShell
 
-    shell = _shell(client, user, values)
+    shell = shell_of(client, user, values)
     if isinstance(shell, SshShell):
         shell = SshShell(
             shell.user, shell.internal, shell.key_file, flags, shell.strict_host_key_checking
@@ -223,7 +233,7 @@ def _ssh(
             click.echo(shell.describe(host, command))
         return 0
     if not plain:
-        _let_in(client, place, hosts, shell)
+        let_in(client, place, hosts, shell)
     if len(hosts) == 1 and output_directory is None:
         return _attached(shell, hosts[0], command)
     return _everywhere(
@@ -322,7 +332,7 @@ def _scp(
     ends = tuple(RemotePath.of(text) for text in sources)
     transfer = Transfer(ends, RemotePath.of(target), recurse, compress, flags)
     remote = transfer.remote
-    shell = _shell(client, remote.user, values)
+    shell = shell_of(client, remote.user, values)
     hosts = _hosts(client, place, remote.name, nodes, workers, of_queued=of_queued)
     if transfer.is_download and len(hosts) > 1:
         raise UsageError("files are copied from one host: choose it with --node and --worker")
@@ -331,7 +341,7 @@ def _scp(
             click.echo(transfer.describe(shell, host))
         return 0
     if not plain:
-        _let_in(client, place, hosts, shell)
+        let_in(client, place, hosts, shell)
     batch = _batch(batch_size, len(hosts))
     return _everywhere(
         hosts, lambda host, streams: transfer.start(shell, host, streams), batch, None

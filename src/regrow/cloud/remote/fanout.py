@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, final
+from typing import BinaryIO, Final, Literal, Protocol, final
 
 from regrow.cloud.remote.sessions import LOST_STATUS, Session
 from regrow.cloud.remote.targets import Host
@@ -18,6 +18,7 @@ from regrow.errors import LaunchError
 
 _CHUNK_BYTES: Final = 1 << 16
 _LONGEST_LINE_BYTES: Final = 1 << 20
+_TICK_S: Final = 0.2
 
 Stream = Literal["output", "errors"]
 Launch = Callable[[Host, Sequence[int]], Session]
@@ -33,19 +34,51 @@ class Result:
 
     Attributes:
         host: The host.
-        status: Its exit status; None if it was not started, because a batch before had failed.
+        status: Its exit status; None if it was not started, because another had failed before.
         duration_s: How long it took, in seconds.
-        trouble: Why it could not be started; empty if it could.
+        trouble: Why it could not be started, or not be ended; empty if it could.
+        stopped: Whether it was ended because another had failed.
     """
 
     host: Host
     status: int | None
     duration_s: float = 0.0
     trouble: str = ""
+    stopped: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FailFast:
+    """What the first failure means for the others.
+
+    Attributes:
+        end: Asks what runs on all hosts to end.
+        within_s: How long it may take until its connections are cut.
+    """
+
+    end: Callable[[], None]
+    within_s: float
+
+
+class Watch(Protocol):
+    """Is told how things stand."""
+
+    def ended(self, result: Result) -> None:
+        """Something has ended on a host."""
+
+    def tick(self) -> None:
+        """Time has passed."""
 
 
 def run_everywhere(
-    hosts: Sequence[Host], launch: Launch, batch_size: int, tell: Tell
+    hosts: Sequence[Host],
+    launch: Launch,
+    batch_size: int,
+    tell: Tell,
+    *,
+    fail_fast: FailFast | None = None,
+    watch: Watch | None = None,
 ) -> list[Result]:
     """Does something on all hosts; the next batch begins when all of the former has ended well.
 
@@ -56,6 +89,8 @@ def run_everywhere(
         launch: Starts it on one.
         batch_size: On how many hosts at once.
         tell: Is given what they print.
+        fail_fast: Has the first failure end all others; without it, its batch goes on to its end.
+        watch: Is told who has ended, and several times a second that time passes.
 
     Returns:
         One result for each host, in their order.
@@ -66,14 +101,14 @@ def run_everywhere(
         if any(result.status != 0 for result in results):
             results += [Result(host, None) for host in batch]
         else:
-            with _Batch(tell) as running:
+            with _Batch(tell, fail_fast, watch) as running:
                 results += running.run(batch, launch)
     return results
 
 
 def exit_status(results: Sequence[Result]) -> int:
-    """The first that is not 0, of those that were started."""
-    return next((result.status for result in results if result.status), 0)
+    """The first that is not 0, of those that were started and not ended for another's sake."""
+    return next((one.status for one in results if one.status and not one.stopped), 0)
 
 
 @final
@@ -123,8 +158,11 @@ class _Running:
 class _Batch:
     """What runs at once."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, fail_fast: FailFast | None, watch: Watch | None) -> None:
         self._tell = tell
+        self._fail_fast = fail_fast
+        self._watch = watch
+        self._failed_at: float | None = None
         self._selector = selectors.DefaultSelector()
         self._running: list[_Running] = []
         self._results: dict[Host, Result] = {}
@@ -141,14 +179,39 @@ class _Batch:
 
     def run(self, hosts: Sequence[Host], launch: Launch) -> list[Result]:
         for host in hosts:
+            if self._failed_at is not None:
+                break
             try:
                 self._start(host, launch)
             except LaunchError as error:
-                self._results[host] = Result(host, LOST_STATUS, trouble=str(error))
-        while self._running:
-            for key, _ in self._selector.select():
+                self._record(Result(host, LOST_STATUS, trouble=str(error)))
+        while self._running and not self._is_overdue():
+            for key, _ in self._selector.select(self._pause_s()):
                 key.data()
-        return [self._results[host] for host in hosts]
+            if self._watch is not None:
+                self._watch.tick()
+        for one in self._running:
+            trouble = "it may still run: it was told to end and has not"
+            duration_s = time.monotonic() - one.began_at
+            self._record(Result(one.host, LOST_STATUS, duration_s, trouble, stopped=True))
+        return [self._results.get(host, Result(host, None)) for host in hosts]
+
+    def _pause_s(self) -> float | None:
+        return None if self._watch is None and self._failed_at is None else _TICK_S
+
+    def _is_overdue(self) -> bool:
+        """Whether those that another's failure is to end have had their time."""
+        if self._fail_fast is None or self._failed_at is None:
+            return False
+        return time.monotonic() > self._failed_at + self._fail_fast.within_s
+
+    def _record(self, result: Result) -> None:
+        self._results[result.host] = result
+        if result.status and self._fail_fast is not None and self._failed_at is None:
+            self._failed_at = time.monotonic()
+            self._fail_fast.end()
+        if self._watch is not None:
+            self._watch.ended(result)
 
     def _start(self, host: Host, launch: Launch) -> None:
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
@@ -190,7 +253,8 @@ class _Batch:
                 self._selector.unregister(stream.descriptor)
             stream.close()
         duration_s = time.monotonic() - running.began_at
-        self._results[running.host] = Result(running.host, status, duration_s)
+        stopped = self._failed_at is not None
+        self._record(Result(running.host, status, duration_s, stopped=stopped))
 
 
 @final
