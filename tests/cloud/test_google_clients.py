@@ -117,6 +117,9 @@ class TestOfficialClient:
     def test_what_there_is(self, client: Any) -> None:
         types = [one.type_ for one in client.list_accelerator_types(parent=ZONE)]
         assert "v5litepod-16" in types
+        request = {"parent": ZONE, "filter": "type:v5litepod AND NOT type=v5litepod-16"}
+        some = [one.type_ for one in client.list_accelerator_types(request=request)]
+        assert set(some) == {name for name in types if "v5litepod" in name} - {"v5litepod-16"}
         assert list(client.list_runtime_versions(parent=ZONE))
         assert client.generate_service_identity(request={"parent": ZONE}).identity.email
 
@@ -164,6 +167,9 @@ class TestDiscoveryClient:
             assert name in [
                 one["name"] for one in queued.list(parent=ZONE).execute()["queuedResources"]
             ]
+            short = queued.get(name=name, fields="state/state,tpu/nodeSpec(nodeId)").execute()
+            ids = [{"nodeId": "alpha-0"}, {"nodeId": "alpha-1"}]
+            assert short == {"state": {"state": "ACTIVE"}, "tpu": {"nodeSpec": ids}}
             queued.reset(name=name, body={}).execute()
             node = f"{ZONE}/nodes/alpha-0"
             zone.nodes().get(name=node).execute()

@@ -374,7 +374,14 @@ class TestTheRest:
         ("GET", f"{ZONE}/bananas", None, 404, "NOT_FOUND", "Method not found"),
         ("DELETE", f"{QUEUED}/q?force=perhaps", None, 400, "INVALID_ARGUMENT", "force"),
         ("GET", f"{ZONE}/reservations", None, 501, "UNIMPLEMENTED", "v2alpha1"),
-        ("GET", f"{ZONE}/acceleratorTypes?filter=a", None, 400, "INVALID_ARGUMENT", "filter"),
+        (
+            "GET",
+            f"{ZONE}/acceleratorTypes?filter=a%20OR%20b",
+            None,
+            400,
+            "INVALID_ARGUMENT",
+            "filter",
+        ),
     ],
 )
 def test_refusals(

@@ -12,7 +12,9 @@ from regrow.cloud.names import Place
 from regrow.cloud.resources import ApiVersion, Operation
 from regrow.cloud.server.decode import boolean, parse_body, parse_query
 from regrow.cloud.server.engine import Engine
+from regrow.cloud.server.filters import parse_filter
 from regrow.cloud.server.pages import page
+from regrow.cloud.server.partial import partial
 from regrow.cloud.server.render import Renderer
 from regrow.errors import CloudApiError, Code
 
@@ -86,10 +88,13 @@ class Call:
         self, field: str, items: Iterable[tuple[int, Any]], show: Callable[[Any], Any]
     ) -> dict[str, Any]:
         """A page of a list, in the envelope that all lists have."""
-        if self.query.get("filter"):
-            raise CloudApiError(
-                Code.INVALID_ARGUMENT, "filter is not served; filter what the list gives instead."
-            )
+        text = self.query.get("filter", "").strip()
+        if text:
+            holds = parse_filter(text)
+            shown = ((number, show(one)) for number, one in items)
+            kept = [(number, one) for number, one in shown if holds(one)]
+            taken, more = page(kept, self.query)
+            return {field: taken, **more}
         taken, more = page(list(items), self.query)
         return {field: [show(one) for one in taken], **more}
 
@@ -184,4 +189,5 @@ def perform(
     message = parse_body(body, method.body)
     name, _, _ = rest.partition(":")
     call = Call(engine, renderer, VERSIONS[version], name, words, query, message)
-    return method.handler(call)
+    answer = method.handler(call)
+    return partial(answer, query["fields"]) if query.get("fields") else answer
