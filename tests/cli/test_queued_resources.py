@@ -157,3 +157,58 @@ def test_topology_and_interval(simulated_tpu):
     told = json.loads(tpu.good("queued-resources", "describe", "q", "--format", "json"))
     assert set(told["queueingPolicy"]["validInterval"]) == {"startTime", "endTime"}
     assert tpu("queued-resources", "list").stdout.splitlines()[1].split()[3] in ("v4-16", "V4")
+
+
+def test_what_only_the_alpha_version_has(simulated_tpu):
+    tpu = simulated_tpu
+    made = tpu.create(
+        "q",
+        *("--node-count", "2", "--best-effort", "--workload-type", "throughput-optimized"),
+        *("--max-run-duration", "1h", "--autocheckpoint-enabled", "--boot-disk", "size-gb=200"),
+        *(
+            "--network-config",
+            "network=a",
+            "--network-config",
+            "network=b,enable-external-ips=true",
+        ),
+        "--wait",
+    )
+    assert made.returncode == 0, made.stderr
+    raw = tpu.good("cloud", "status", "--json")
+    assert "q" in raw
+    told = json.loads(tpu.good("queued-resources", "describe", "q", "--format", "json"))
+    node = told["tpu"]["nodeSpec"][1]["node"]
+    assert node["networkConfigs"] == [
+        {"network": "a"},
+        {"network": "b", "enableExternalIps": True},
+    ]
+    maintenance = tpu("queued-resources", "perform-maintenance", "q", "--node-names", "q-1")
+    assert maintenance.returncode == 0, maintenance.stderr
+    assert "maintenance of [q] done" in maintenance.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("--best-effort", "--spot"), 2, "exclude each other"),
+        (("--provisioning-model", "free"), 2, "is not one of"),
+        (("--workload-type", "throughput-optimized"), 2, "needs --node-count"),
+        (("--boot-disk", "colour=red"), 2, "--boot-disk: colour is none of"),
+        (("--network-config", "network=a", "--network", "b"), 2, "excludes --network"),
+        (("--max-run-duration", "soon"), 2, "give a duration like"),
+        (
+            ("--reservation-host-folder", "1", "--reservation-host-project", "p"),
+            2,
+            "give one --reservation-host-",
+        ),
+    ],
+)
+def test_more_bad_input(simulated_tpu, one_line, arguments, status, text):
+    assert text in one_line(simulated_tpu.create("q", *arguments), status)
+
+
+def test_bad_names_and_duplicates(simulated_tpu, one_line):
+    tpu = simulated_tpu
+    assert "INVALID_ARGUMENT" in one_line(tpu.create("a name"), 1)
+    assert tpu.create("q").returncode == 0
+    assert "ALREADY_EXISTS" in one_line(tpu.create("q"), 1)

@@ -120,6 +120,10 @@ def _request(one: Job, slices: int, values: dict[str, Any]) -> dict[str, Any]:
     from regrow.multihost.known import BUCKET_KEY
 
     node = take_node(values)
+    if node.is_alpha:
+        raise UsageError(
+            "--autocheckpoint-enabled and --boot-disk need v2alpha1, which jobs do not use"
+        )
     if "startup-script" in node.metadata:
         raise UsageError("--metadata: the startup-script of a job is its own")
     metadata = {**node.metadata, "startup-script": one.startup_script(), BUCKET_KEY: one.bucket}

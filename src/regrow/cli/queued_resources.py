@@ -80,7 +80,22 @@ _COLUMNS: Final[list[Column]] = [
 @click.option("--spot", is_flag=True, help="Slices that may be preempted.")
 @click.option("--reserved", is_flag=True, help="Slices of a reservation.")
 @click.option("--reservation", metavar="ID", help="Which.  [default: any]")
+@click.option("--reservation-host-project", metavar="ID", help="Whose reservation; a project's.")
+@click.option("--reservation-host-folder", metavar="ID", help="A folder's.")
+@click.option("--reservation-host-organization", metavar="ID", help="An organization's.")
 @click.option("--guaranteed", is_flag=True)
+@click.option("--best-effort", is_flag=True, help="v2alpha1: slices that go before all others.")
+@click.option(
+    "--provisioning-model",
+    type=click.Choice(["standard", "spot", "reservation-bound", "flex-start"]),
+    help="v2alpha1.",
+)
+@click.option("--max-run-duration", metavar="DURATION", help="v2alpha1: how long to have slices.")
+@click.option(
+    "--workload-type",
+    type=click.Choice(["throughput-optimized", "availability-optimized"]),
+    help="v2alpha1: training or serving.",
+)
 @click.option("--valid-after-duration", metavar="DURATION", help="Not before 6h from now, say.")
 @click.option("--valid-after-time", metavar="TIME", help="Not before 2030-01-01T00:00:00Z, say.")
 @click.option("--valid-until-duration", metavar="DURATION")
@@ -141,8 +156,10 @@ def create(
 
     if wait and is_async:
         raise click.UsageError("--wait and --async exclude each other")
-    node = take_node(values)
-    body = QueuedRequest(node=node, **values).body(place)
+    request = QueuedRequest(node=take_node(values), **values)
+    body = request.body(place)
+    if request.is_alpha:
+        client.version = "v2alpha1"
     with _dead_named(client, place):
         operation = client.create_queued(place, name, body)
         with _taken_back(client, place, name):
@@ -271,6 +288,22 @@ def reset(
     confirm(f"You are about to reset queued_resource [{name}].", quiet=quiet)
     operation = client.reset_queued(place, name)
     doing, done = f"reset request issued for [{name}]", f"reset queued resource [{name}]"
+    finish(client, operation, doing, done, is_async=is_async, timeout_s=timeout_s)
+
+
+@command.command("perform-maintenance")
+@click.argument("name", metavar="QUEUED_RESOURCE")
+@click.option("--node-names", required=True, metavar="NODE,…", help="Which slices.")
+@async_option
+@timeout_option
+@at_place
+def perform_maintenance(
+    name: str, client: CloudClient, place: Place, node_names: str, is_async: bool, timeout_s: float
+) -> None:
+    """Have the upcoming maintenance of slices done now (v2alpha1)."""
+    client.version = "v2alpha1"
+    operation = client.maintain_queued(place, name, [one.strip() for one in node_names.split(",")])
+    doing, done = f"maintenance of [{name}] requested", f"maintenance of [{name}] done"
     finish(client, operation, doing, done, is_async=is_async, timeout_s=timeout_s)
 
 

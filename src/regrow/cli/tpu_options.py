@@ -162,6 +162,14 @@ def node_options(function: _Function) -> _Function:
             help="The same, with values out of files.",
         ),
         click.option("--data-disk", metavar="source=…,mode=…", multiple=True),
+        click.option(
+            "--network-config",
+            metavar="network=…,subnetwork=…",
+            multiple=True,
+            help="Once for each of several networks.",
+        ),
+        click.option("--boot-disk", metavar="kms-key=…,size-gb=…", default=""),
+        click.option("--autocheckpoint-enabled", is_flag=True, help="v2alpha1."),
     )
 
 
@@ -175,6 +183,12 @@ def take_node(values: dict[str, Any]) -> NodeRequest:
     values["labels"] = parse_pairs("--labels", values["labels"])
     values["data_disks"] = tuple(
         parse_pairs("--data-disk", (text,)) for text in values.pop("data_disk")
+    )
+    values["network_configs"] = tuple(
+        parse_pairs("--network-config", (text,)) for text in values.pop("network_config")
+    )
+    values["boot_disk"] = parse_pairs(
+        "--boot-disk", (values["boot_disk"],) * bool(values["boot_disk"])
     )
     for name in ("tags", "scopes"):
         values[name] = tuple(one.strip() for one in values[name].split(",") if one.strip())

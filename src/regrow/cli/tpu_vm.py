@@ -64,6 +64,8 @@ def create(
     node = dataclasses.replace(take_node(values), **values)
     if node.reserved and (node.spot or node.preemptible):
         raise UsageError("--reserved and --spot exclude each other")
+    if node.is_alpha:
+        client.version = "v2alpha1"
     operation = client.create_node(place, name, node.body())
     try:
         with ended_by_sigterm():

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, final
 from urllib.parse import urlsplit
 
@@ -190,6 +190,12 @@ class CloudClient:
     def reset_queued(self, place: Place, queued_id: str) -> Json:
         """Restarts all hosts of a queued resource."""
         return self.call("POST", f"{place.child(QueuedResource.kind, queued_id)}:reset", {})
+
+    def maintain_queued(self, place: Place, queued_id: str, node_ids: Sequence[str]) -> Json:
+        """Has maintenance of nodes of a queued resource done now (v2alpha1 only)."""
+        name = place.child(QueuedResource.kind, queued_id)
+        nodes = [one if "/" in one else place.child(Node.kind, one) for one in node_ids]
+        return self.call("POST", f"{name}:performMaintenanceQueuedResource", {"nodeNames": nodes})
 
     # --- nodes ---
 
