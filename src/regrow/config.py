@@ -70,6 +70,32 @@ class TcpConfig:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class TpuConfig:
+    """Where slices come from if they are those of the local Cloud TPU.
+
+    Attributes:
+        endpoint: URL of its API.
+        project: Where the queued resources are, with
+        zone: their zone.
+        queued: Their ids, and how many slices each has: the first has slice 0, and so on.
+    """
+
+    endpoint: str
+    project: str
+    zone: str
+    queued: list[tuple[str, int]]
+
+    def slice(self, index: int) -> tuple[str, int]:
+        """The queued resource that has a slice, and its place in that."""
+        for queued_id, slices in self.queued:
+            if index < slices:
+                return queued_id, index
+            index -= slices
+        raise UsageError(f"the queued resources have {-index} slices too few")
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
     """What a cluster is to be like (the meaning of each is told in `HeadConfig`).
@@ -81,6 +107,7 @@ class ClusterOptions:
         allow_no_token: Let clients over TCP come without a token.
         compile_cache_dir: Where compiled programs are kept; default: in the home; None: nowhere.
         log_dir: Where the logs of its processes are kept; None: as long as it runs.
+        tpu: The queued resources that slices come from; None: they are processes of this machine.
     """
 
     slices: int = 2
@@ -100,6 +127,7 @@ class ClusterOptions:
     log_dir: str | None = None
     log_level: LogLevel = "info"
     metrics_port: int | None = None
+    tpu: TpuConfig | None = None
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -147,6 +175,7 @@ class HeadConfig:
         log_level: What the head writes to its log.
         metrics_port: Port of the loopback interface where Prometheus finds metrics, 0 for any;
             None: nowhere.
+        tpu: The queued resources that slices come from; None: they are processes of this machine.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -171,6 +200,7 @@ class HeadConfig:
     logs: str | None = None
     log_level: LogLevel = "info"
     metrics_port: int | None = None
+    tpu: TpuConfig | None = None
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 
@@ -275,7 +305,12 @@ class HeadConfig:
             raise UsageError("the head's configuration is no JSON object")
         try:
             tcp = fields.pop("tcp", None)
-            return cls(**fields, tcp=None if tcp is None else TcpConfig(**tcp))
+            tpu = fields.pop("tpu", None)
+            return cls(
+                **fields,
+                tcp=None if tcp is None else TcpConfig(**tcp),
+                tpu=None if tpu is None else TpuConfig(**tpu),
+            )
         except TypeError as error:
             raise UsageError(f"the head's configuration: {error}") from None
 

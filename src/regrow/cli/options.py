@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from regrow.cli.tpu_slices import queued_resource_option, take_tpu
 from regrow.cluster import START_DEADLINE_S
 from regrow.config import DEFAULT_HOST, ClusterOptions
 
@@ -164,7 +165,7 @@ _RUN_OPTIONS: Final = [
 
 def cluster_options(function: _Function) -> _Function:
     """Adds the options that say what a cluster is to be like."""
-    return _add(_OPTIONS, function)
+    return _add([*_OPTIONS, queued_resource_option], function)
 
 
 def tcp_options(function: _Function) -> _Function:
@@ -190,6 +191,7 @@ def cluster_choice(function: _Function) -> _Function:
 
 def to_cluster_options(values: dict[str, Any]) -> ClusterOptions:
     """Takes what says how a cluster is to be out of a command's values."""
+    take_tpu(values)
     fields = ClusterOptions.__dataclass_fields__
     return ClusterOptions(**{name: value for name, value in values.items() if name in fields})
 

@@ -5,13 +5,26 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regrow.config import HeadConfig
 from regrow.errors import RegrowError
 from regrow.launchers.local import LocalLauncher
 from regrow.supervise import guard_head
 
+if TYPE_CHECKING:
+    from regrow.launchers.cloud_tpu import CloudTpuLauncher
+
 _CANNOT_START = 3
+
+
+def _launcher(config: HeadConfig) -> LocalLauncher | CloudTpuLauncher:
+    log_dir = Path(config.log_dir)
+    if config.tpu is None:
+        return LocalLauncher(log_dir)
+    from regrow.launchers.cloud_tpu import CloudTpuLauncher
+
+    return CloudTpuLauncher(config.tpu, log_dir, start_deadline_s=config.start_deadline_s)
 
 
 def main() -> int:
@@ -22,7 +35,7 @@ def main() -> int:
         config = HeadConfig.load(parser.parse_args().config)
         guard_head(config)
         # The template takes longest to start: it imports JAX while we import the rest of the head.
-        launcher = LocalLauncher(Path(config.log_dir))
+        launcher = _launcher(config)
         from regrow.head.main import serve_head
 
         serve_head(config, launcher)

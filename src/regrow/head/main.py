@@ -12,11 +12,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from regrow.config import HeadConfig
 from regrow.errors import ClusterError, Code, StatusError, WaitTimeout
-from regrow.head.aides import Aide
+from regrow.head.aides import Aide, EntryLauncher
 from regrow.head.attention import Attention
 from regrow.head.control import ControlServer, make_event
 from regrow.head.coordination_calls import serve_coordination
@@ -26,7 +26,7 @@ from regrow.head.guard import Guard
 from regrow.head.metrics import MetricsServer
 from regrow.head.runtime import Runtime
 from regrow.head.topology import Topology
-from regrow.launchers.local import LocalLauncher
+from regrow.launchers.base import Launcher
 from regrow.observe import Report, event_lines
 from regrow.slices import Progressed
 from regrow.wire.schema import jaxlib_version
@@ -38,11 +38,15 @@ _SHARE_OF_MEMORY: Final = 0.4
 _CLOSE_DEADLINE_S: Final = 15.0
 
 
+class HeadLauncher(Launcher, EntryLauncher, Protocol):
+    """Starts all processes of a cluster."""
+
+
 @final
 class Head:
     """All of a head; what `regrow.head.control` calls Controlled."""
 
-    def __init__(self, config: HeadConfig, launcher: LocalLauncher) -> None:
+    def __init__(self, config: HeadConfig, launcher: HeadLauncher) -> None:
         self._config = config
         self._launcher = launcher
         topology = Topology(config.slices, config.hosts_per_slice, config.devices_per_slice)
@@ -287,7 +291,7 @@ def _arena_bytes() -> int:
     return int(pages * page * _SHARE_OF_MEMORY)
 
 
-def serve_head(config: HeadConfig, launcher: LocalLauncher) -> None:
+def serve_head(config: HeadConfig, launcher: HeadLauncher) -> None:
     """Serves until the end is asked for.
 
     Raises:
