@@ -182,6 +182,9 @@ def test_what_only_the_alpha_version_has(simulated_tpu):
         {"network": "a"},
         {"network": "b", "enableExternalIps": True},
     ]
+    assert "ACTIVE" in tpu("queued-resources", "list").stdout
+    event = tpu("tpu-vm", "simulate-maintenance-event", "q-0")
+    assert event.returncode == 0, event.stderr
     maintenance = tpu("queued-resources", "perform-maintenance", "q", "--node-names", "q-1")
     assert maintenance.returncode == 0, maintenance.stderr
     assert "maintenance of [q] done" in maintenance.stderr

@@ -191,3 +191,22 @@ def test_copies(tpu, tmp_path, monkeypatch, one_line):
     assert "from one host" in one_line(tpu(*scp, "q:one", "back", *ALL), 2)
     assert "name it at one end" in one_line(tpu(*scp, "one", "two"), 2)
     assert "name it at one end" in one_line(tpu(*scp, "q:one", "q:two"), 2)
+
+
+def test_a_startup_script_that_fails(tpu, one_line):
+    script = 'test "$TPU_WORKER_ID" = 0 || exit 7'
+    flags = ("--wait", "--startup-timeout", "60s", "--metadata", f"startup-script={script}")
+    answer = tpu.create("s", *flags)
+    assert answer.returncode == 1
+    last = answer.stderr.splitlines()[-1]
+    assert last == (
+        "regrow: ABORTED: the startup script of s has failed with exit status 7 "
+        "on slice 0 worker 1."
+    )
+    tpu.commands.until(lambda: "NOT_FOUND" in tpu("queued-resources", "describe", "s").stderr, 30)
+    answer = tpu.create("s", *flags, "--metadata", "startup-script=true")
+    assert answer.returncode == 0, answer.stderr
+    told = tpu.good("tpu-vm", "get-guest-attributes", "s-node", "--query-path", "startup-script")
+    assert "1          startup-script/exit-status  0" in told
+    tpu.good("queued-resources", "delete", "s", "--force", "--quiet")
+    assert "needs --wait" in one_line(tpu.create("s", "--startup-timeout", "1s"), 2)

@@ -135,6 +135,13 @@ _COLUMNS: Final[list[Column]] = [
     metavar="DURATION",
     help="With --wait: from then until their hosts are healthy.",
 )
+@click.option(
+    "--startup-timeout",
+    "startup_s",
+    type=duration,
+    metavar="DURATION",
+    help="With --wait, on a local server: from then until the startup script has ended well.",
+)
 @at_place
 def create(
     name: str,
@@ -146,16 +153,19 @@ def create(
     assign_s: float,
     provision_s: float,
     ready_s: float,
+    startup_s: float | None,
     **values: Any,
 ) -> None:
     """Ask for slices: one with --node-id, or --node-count of them, all or none.
 
     It returns when the request is stored; --wait waits for the slices.
     """
-    from regrow.cloud.waiting import Deadlines, wait_ready
+    from regrow.cloud.waiting import Deadlines, wait_ready, wait_startup
 
     if wait and is_async:
         raise click.UsageError("--wait and --async exclude each other")
+    if startup_s is not None:
+        _check_startup(client, wait=wait)
     request = QueuedRequest(node=take_node(values), **values)
     body = request.body(place)
     if request.is_alpha:
@@ -174,6 +184,15 @@ def create(
             if wait:
                 deadlines = Deadlines(assign_s, provision_s, ready_s)
                 wait_ready(client, place, name, deadlines, tell=lambda one: _tell(name, one))
+            if startup_s is not None:
+                wait_startup(client, place, name, startup_s)
+
+
+def _check_startup(client: CloudClient, *, wait: bool) -> None:
+    if not wait:
+        raise click.UsageError("--startup-timeout needs --wait")
+    if client.endpoint.startswith("https:"):
+        raise click.UsageError("--startup-timeout: real hosts do not tell how a script has ended")
 
 
 def _tell(name: str, progress: Progress) -> None:

@@ -148,4 +148,41 @@ def start(name: str, client: CloudClient, place: Place, is_async: bool, timeout_
     finish(client, operation, doing, done, is_async=is_async, timeout_s=timeout_s)
 
 
+@command.command("get-guest-attributes")
+@click.argument("name", metavar="TPU")
+@click.option("--query-path", default="", metavar="NAMESPACE[/KEY]", help="Only these.")
+@at_place
+def guest_attributes(name: str, client: CloudClient, place: Place, query_path: str) -> None:
+    """Show what the hosts of a slice have written: the status of their startup script, say."""
+    told = client.guest_attributes(place, name, query_path)
+    rows = [
+        {"worker": worker, "attribute": key, "value": value}
+        for worker, values in enumerate(told)
+        for key, value in values.items()
+    ]
+    columns: list[Column] = [
+        ("WORKER_ID", lambda one: one["worker"]),
+        ("ATTRIBUTE", lambda one: one["attribute"]),
+        ("VALUE", lambda one: one["value"]),
+    ]
+    print_list(rows, columns, "table")
+
+
+@command.command("simulate-maintenance-event")
+@click.argument("name", metavar="TPU")
+@click.option("--workers", default="0", show_default=True, metavar="INDEX,…")
+@async_option
+@timeout_option
+@at_place
+def simulate_maintenance(
+    name: str, client: CloudClient, place: Place, workers: str, is_async: bool, timeout_s: float
+) -> None:
+    """Have a slice meet a maintenance event (v2alpha1)."""
+    client.version = "v2alpha1"
+    ids = [one.strip() for one in workers.split(",") if one.strip()]
+    operation = client.simulate_maintenance(place, name, ids)
+    doing, done = f"maintenance of [{name}] requested", f"maintenance of [{name}] done"
+    finish(client, operation, doing, done, is_async=is_async, timeout_s=timeout_s)
+
+
 add_remote_commands(command, "TPU", batch_size="all", of_queued=False)

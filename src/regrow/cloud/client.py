@@ -228,6 +228,29 @@ class CloudClient:
         """Starts a stopped node."""
         return self.call("POST", f"{place.child(Node.kind, node_id)}:start", {})
 
+    def guest_attributes(self, place: Place, node_id: str, query: str = "") -> list[dict[str, str]]:
+        """What the hosts of a node have written, by worker: "NAMESPACE/KEY" and value.
+
+        Args:
+            place: Where it is.
+            node_id: Its id.
+            query: A namespace, or NAMESPACE/KEY; empty: everything.
+        """
+        name = place.child(Node.kind, node_id)
+        answer = self.call("POST", f"{name}:getGuestAttributes", {"queryPath": query})
+        return [
+            {
+                f"{item['namespace']}/{item['key']}": str(item.get("value", ""))
+                for item in worker.get("queryValue", {}).get("items", [])
+            }
+            for worker in answer.get("guestAttributes", [])
+        ]
+
+    def simulate_maintenance(self, place: Place, node_id: str, workers: Sequence[str]) -> Json:
+        """Has a node meet a maintenance event (v2alpha1 only)."""
+        name = place.child(Node.kind, node_id)
+        return self.call("POST", f"{name}:simulateMaintenanceEvent", {"workerIds": [*workers]})
+
     def _delete(self, name: str, params: Mapping[str, str]) -> Json | None:
         try:
             return self.call("DELETE", name, params=params)

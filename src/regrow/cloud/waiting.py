@@ -154,6 +154,44 @@ def wait_ready(
         pause_s = min(2 * pause_s, _LONGEST_POLL_S)
 
 
+_SCRIPT_STATUS: Final = "startup-script/exit-status"
+
+
+def wait_startup(client: CloudClient, place: Place, queued_id: str, timeout_s: float) -> None:
+    """Waits until the startup script has ended on all hosts of a queued resource of a local server.
+
+    Args:
+        client: Whom to ask.
+        place: Where it is.
+        queued_id: Its id.
+        timeout_s: How long.
+
+    Raises:
+        CloudApiError: ABORTED, if it has failed on a host; or what the API refuses.
+        WaitTimeout: If it has not ended in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    specs = client.queued(place, queued_id).get("tpu", {}).get("nodeSpec", [])
+    for index, spec in enumerate(specs):
+        pause_s = _FIRST_POLL_S
+        while True:
+            told = client.guest_attributes(place, str(spec["nodeId"]), _SCRIPT_STATUS)
+            statuses = [one.get(_SCRIPT_STATUS) for one in told]
+            for worker, status in enumerate(statuses):
+                if status not in (None, "0"):
+                    raise CloudApiError(
+                        Code.ABORTED,
+                        f"the startup script of {queued_id} has failed with exit status {status} "
+                        f"on slice {index} worker {worker}.",
+                    )
+            if None not in statuses:
+                break
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"the startup script of {queued_id} to end", timeout_s)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+
+
 @contextlib.contextmanager
 def given_up_deleted(client: CloudClient, place: Place, queued_id: str) -> Iterator[None]:
     """Deletes a queued resource if the block fails or is interrupted.
