@@ -82,7 +82,7 @@ class TestRun:
     def test_the_first_failure_ends_it_everywhere_and_is_the_status(self, tpu):
         command = (
             'echo "$$"; [ "$TPU_NAME $TPU_WORKER_ID" = "q-1 1" ] && sleep 0.5 && exit 9; '
-            "trap '' TERM; sleep 600 & wait"
+            "sleep 600 & wait"
         )
         answer = run(tpu, command, "--run-name", "fails")
         assert answer.returncode == 9
@@ -211,6 +211,10 @@ class TestJob:
         assert "give its --bucket" in one_line(tpu("multihost", "status", "good"), 2)
         bucket = ("--bucket", str(tmp_path / "bucket"))
         assert "good: succeeded" in tpu.good("multihost", "status", "good", *bucket)
+        nowhere = ("--endpoint", "http://127.0.0.1:1")
+        shown = tpu.good("multihost", "status", "good", *bucket, *nowhere)
+        assert shown.startswith("good: succeeded\nqueued resource: not known\n")
+        assert tpu.good("multihost", "logs", "good", *bucket, *nowhere).startswith("good-0 0\n")
         assert "nothing to resume" in one_line(tpu("multihost", "resume", "good", *bucket), 2)
         text = one_line(tpu("multihost", "logs", "good", *bucket, "--slice", "7"), 2)
         assert "no logs of slice-7-worker-0" in text

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,8 +18,11 @@ import click
 from regrow.cli.report import count, say
 from regrow.cli.tpu_options import at_place, duration, node_options, take_node
 from regrow.cloud.bodies import QueuedRequest
+from regrow.cloud.defaults import Defaults
+from regrow.cloud.local import ENDPOINT_VARIABLE, connect
 from regrow.cloud.names import Place
-from regrow.errors import CloudApiError, NoClusterError, UsageError
+from regrow.cloud.server.state_dir import StateDir
+from regrow.errors import NoClusterError, UsageError
 
 if TYPE_CHECKING:
     from regrow.cloud.client import CloudClient
@@ -28,9 +34,6 @@ _FIRST_POLL_S: Final = 0.2
 _LONGEST_POLL_S: Final = 5.0
 _DELETED_WITHIN_S: Final = 600.0
 _BLIND_S: Final = 900.0
-_bucket_option: Final = click.option(
-    "--bucket", metavar="URL", help="Of the job.  [default: as known here, or to its slices]"
-)
 
 
 @click.command("job")
@@ -137,33 +140,101 @@ def _request(one: Job, slices: int, values: dict[str, Any]) -> dict[str, Any]:
 # --- how it stands ---
 
 
-def _opened(client: CloudClient, place: Place, run: str, bucket: str | None) -> Store:
-    from regrow.multihost.job import job_of, open_store
-    from regrow.multihost.known import KnownJobs
+class _Known:
+    """A job that is found.
 
-    store = open_store(KnownJobs().bucket(client, place, run, bucket), run)
-    job_of(store, run)
-    return store
+    Attributes:
+        run: Its name.
+        client: Of the API that has its slices.
+        place: Where they are.
+        store: Its files.
+    """
+
+    def __init__(self, run: str, client: CloudClient, place: Place, store: Store) -> None:
+        self.run, self.client, self.place, self.store = run, client, place, store
+
+
+def _of_job(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds RUN and what finds it; the command is given `job` for that."""
+
+    @functools.wraps(function)
+    def command(
+        run: str,
+        bucket: str | None,
+        project: str | None,
+        zone: str | None,
+        endpoint: str | None,
+        **values: Any,
+    ) -> Any:
+        with contextlib.ExitStack() as stack:
+            job = _found(stack, run, bucket, project, zone, endpoint)
+            return function(job=job, **values)
+
+    options = [
+        click.argument("run", metavar="RUN"),
+        click.option(
+            "--bucket",
+            metavar="URL",
+            help="Of the job.  [default: as known here, or to its slices]",
+        ),
+        click.option("--project", metavar="ID", help="Where its slices are."),
+        click.option("--zone", metavar="ZONE"),
+        click.option("--endpoint", metavar="URL", help="The API.  [default: that of the job]"),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _found(
+    stack: contextlib.ExitStack,
+    run: str,
+    bucket: str | None,
+    project: str | None,
+    zone: str | None,
+    endpoint: str | None,
+) -> _Known:
+    """A job, by its bucket or by its slices; what its bucket tells is what counts."""
+    from regrow.multihost.job import job_of, open_store
+    from regrow.multihost.known import KnownJobs, bucket_of_slices
+
+    url = bucket or KnownJobs().bucket(run, project, zone)
+    if url is None:
+        defaults = Defaults()
+        place = Place(defaults.require("project", project), defaults.require("zone", zone))
+        client = stack.enter_context(contextlib.closing(connect(endpoint)))
+        url = bucket_of_slices(client, place, run)
+        return _Known(run, client, place, open_store(url, run))
+    store = open_store(url, run)
+    doc = job_of(store, run)
+    client = _client(endpoint or os.environ.get(ENDPOINT_VARIABLE), doc["endpoint"])
+    stack.enter_context(contextlib.closing(client))
+    return _Known(run, client, Place(doc["project"], doc["zone"]), store)
+
+
+def _client(given: str | None, known: str) -> CloudClient:
+    """The API of a job; a local server may listen elsewhere by now, and is not started for this."""
+    if not given and not known.startswith("https:"):
+        with contextlib.suppress(NoClusterError):
+            StateDir().server()
+            return connect()
+    return connect(given or known)
 
 
 @click.command("status")
-@click.argument("run", metavar="RUN")
-@_bucket_option
+@_of_job
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--wait", "wait", is_flag=True, help="Return when it has ended.")
-@at_place
-def status(
-    run: str, client: CloudClient, place: Place, bucket: str | None, as_json: bool, wait: bool
-) -> int:
+def status(job: _Known, as_json: bool, wait: bool) -> int:
     """Show how a job stands; the exit status is not 0 if it has failed."""
     from regrow.multihost.job import look
 
-    store = _opened(client, place, run, bucket)
-    now = _until_end(client, place, store, run) if wait else look(client, place, store, run)
+    one = (job.client, job.place, job.store, job.run)
+    now = _until_end(*one) if wait else look(*one)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(now), indent=2))
     else:
-        _print(run, now)
+        _print(job.run, now)
     return _exit_status(now)
 
 
@@ -217,16 +288,12 @@ def _until_end(
 
     told, pause_s, seen_at = "", _FIRST_POLL_S, time.monotonic()
     while True:
-        try:
-            now = look(client, place, store, run)
-        except (CloudApiError, NoClusterError) as error:
-            # A job of days must not be given up for an API that is away for minutes.
-            if time.monotonic() > seen_at + _BLIND_S:
-                raise
-            say(f"cannot look: {error}")
-            time.sleep(_LONGEST_POLL_S)
-            continue
-        seen_at = time.monotonic()
+        now = look(client, place, store, run)
+        if now.state != "unknown":
+            seen_at = time.monotonic()
+        elif time.monotonic() > seen_at + _BLIND_S:
+            # A job of days is not given up for an API that is away for minutes.
+            raise NoClusterError(now.reason)
         text = f"{now.state}{f', {now.reason}' if now.reason else ''}"
         if text != told:
             say(f"[{run}] {text}")
@@ -266,45 +333,32 @@ def _copy(reader: LogReader) -> bool:
 
 
 @click.command("logs")
-@click.argument("run", metavar="RUN")
-@_bucket_option
+@_of_job
 @click.option("--slice", "slice_index", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--worker", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
-@at_place
-def logs(
-    run: str,
-    client: CloudClient,
-    place: Place,
-    bucket: str | None,
-    slice_index: int,
-    worker: int,
-    follow: bool,
-) -> None:
+def logs(job: _Known, slice_index: int, worker: int, follow: bool) -> None:
     """Print what a host of a job has printed, over all attempts."""
     from regrow.multihost.job import LogReader
 
-    store = _opened(client, place, run, bucket)
     host = f"slice-{slice_index}-worker-{worker}"
-    reader = LogReader(store, host)
-    known = store.names("logs")
+    reader = LogReader(job.store, host)
+    known = job.store.names("logs")
     if known and host not in known:
-        raise UsageError(f"{run} has no logs of {host}; there are: {', '.join(known)}")
+        raise UsageError(f"{job.run} has no logs of {host}; there are: {', '.join(known)}")
     if follow:
-        _until_end(client, place, store, run, lambda: _copy(reader))
+        _until_end(job.client, job.place, job.store, job.run, lambda: _copy(reader))
     _copy(reader)
 
 
 @click.command("resume")
-@click.argument("run", metavar="RUN")
-@_bucket_option
-@at_place
-def resume(run: str, client: CloudClient, place: Place, bucket: str | None) -> None:
+@_of_job
+def resume(job: _Known) -> None:
     """Ask for slices again for a job that was preempted, lost its slices, or failed."""
     from regrow.multihost.job import resume as resume_job
 
-    resume_job(client, _opened(client, place, run, bucket), run)
-    say(f"the job {run} waits for its slices again")
+    resume_job(job.client, job.store, job.run)
+    say(f"the job {job.run} waits for its slices again")
 
 
 def add_job_commands(group: click.Group) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, final
 from regrow.cloud.client import CloudClient, api_error
 from regrow.cloud.names import Place
 from regrow.cloud.resources import QueuedState
-from regrow.errors import CloudApiError, Code, UnsupportedError, UsageError
+from regrow.errors import CloudApiError, Code, NoClusterError, UnsupportedError, UsageError
 from regrow.multihost import onhost
 from regrow.multihost.package import Package
 
@@ -197,11 +197,11 @@ class JobStatus:
     """How a job stands.
 
     Attributes:
-        state: "waiting" for slices, "starting", "running", "succeeded", "failed", "preempted" (resume it)
-            or "lost" (its queued resource is gone).
+        state: "waiting" for slices, "starting", "running", "succeeded", "failed", "preempted" (resume it),
+            "lost" (its queued resource is gone) or "unknown" (its API does not answer).
         reason: More about that.
         status: The exit status of the command that decided it; None if none did.
-        queued: State of its queued resource; None if it is gone.
+        queued: State of its queued resource, or "not known"; None if it is gone.
         hosts: What each host has last told, by slice and worker.
     """
 
@@ -220,13 +220,22 @@ def look(client: CloudClient, place: Place, store: onhost.Store, run: str) -> Jo
     """
     hosts = [store.read_json(f"hosts/{name}") for name in store.names("hosts")]
     hosts = sorted((one for one in hosts if one), key=lambda one: (one["slice"], one["worker"]))
-    queued = _queued(client, place, run)
+    queued, trouble = None, ""
+    try:
+        queued = _queued(client, place, run)
+    except (NoClusterError, CloudApiError) as error:
+        if isinstance(error, CloudApiError) and error.code is not Code.UNAVAILABLE:
+            raise
+        trouble = str(error)
     name = None if queued is None else str(queued.get("state", {}).get("state"))
+    name = "not known" if trouble else name
     # Read after the queued resource, which is deleted after it has been written.
     outcome = store.read_json("outcome.json")
     if outcome is not None:
         where = f"on {outcome['host']} with status {outcome['status']}" if outcome["host"] else ""
         return JobStatus(outcome["state"], where, outcome["status"], name, hosts)
+    if trouble:
+        return JobStatus("unknown", trouble, None, name, hosts)
     if queued is None:
         return JobStatus("lost", "its queued resource was deleted before its end", hosts=hosts)
     state, reason = _state_of(queued, bool(hosts))
