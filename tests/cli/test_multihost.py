@@ -247,6 +247,14 @@ class TestJob:
         assert {one["attempt"] for one in told["hosts"]} == {2}
 
     @pytest.mark.slow
+    def test_tries_again(self, tpu, job):
+        command = '[ "$TPU_NAME $REGROW_ATTEMPT" != "tries-1 1" ]'
+        answer = job("tries", command, "--max-restarts", "1", "--wait")
+        assert answer.returncode == 0, answer.stderr
+        told = self.status(tpu, "tries")[1]
+        assert {one["attempt"] for one in told["hosts"]} == {2}
+
+    @pytest.mark.slow
     def test_preempted_and_resumed(self, tpu, job, tmp_path):
         command = f"echo begins; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
         job("spot", command, "--spot")

@@ -75,6 +75,14 @@ _BLIND_S: Final = 900.0
     show_default=True,
     help="To the bucket.",
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Begin again so often when the command has failed, not counting repairs.",
+)
 @click.option("--keep", is_flag=True, help="Leave the slices when the job has ended.")
 @click.option("--wait", "wait", is_flag=True, help="Show its output; exit as it does.")
 @at_place
@@ -89,6 +97,7 @@ def job(
     exclude: tuple[str, ...],
     grace_s: float,
     report_s: float,
+    max_restarts: int,
     keep: bool,
     wait: bool,
     **values: Any,
@@ -106,7 +115,7 @@ def job(
 
     name = check_run_name(run_name or f"job-{now_name()}")
     url = absolute(bucket)
-    one = Job(name, url, text, place, client.endpoint, grace_s, report_s, keep)
+    one = Job(name, url, text, place, client.endpoint, grace_s, report_s, keep, max_restarts)
     request = _request(one, num_slices, values)
     with packed(script_dir, exclude) as package:
         submit(client, one, package, request)

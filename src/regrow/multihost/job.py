@@ -58,6 +58,7 @@ class Job:
         grace_s: How long a failure may be that of a slice that is about to be repaired.
         report_s: How often its hosts write down what is new.
         keep: Whether the slices stay when it has ended.
+        max_restarts: How often all is begun again because the command has failed.
     """
 
     run: str
@@ -68,6 +69,7 @@ class Job:
     grace_s: float
     report_s: float
     keep: bool
+    max_restarts: int = 0
 
     def doc(self) -> dict[str, Any]:
         """As its hosts read it."""
@@ -81,6 +83,7 @@ class Job:
             "grace_s": self.grace_s,
             "report_s": self.report_s,
             "keep": self.keep,
+            "max_restarts": self.max_restarts,
         }
 
     def startup_script(self) -> str:
@@ -170,7 +173,8 @@ def resume(client: CloudClient, store: onhost.Store, run: str) -> dict[str, Any]
         operation = client.delete_queued(place, run, force=True)
         if operation is not None:
             client.wait(operation, _DELETE_S)
-    store.remove("outcome.json")
+    for name in ("outcome.json", "restarts.json"):
+        store.remove(name)
     for folder in ("done", "hosts"):
         for name in store.names(folder):
             store.remove(f"{folder}/{name}")

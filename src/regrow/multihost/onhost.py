@@ -9,10 +9,12 @@ is a directory. Below BUCKET/RUN it knows these files, in which HOST is slice-S-
     hosts/HOST.json             what the host does
     done/HOST.json              how the command has ended there, unless it has been begun again
     logs/HOST/AAAA-PPPPPP.log   what attempt A has printed, part by part
+    restarts.json               how often it has been begun again because the command had failed
     outcome.json                how the job has ended
 
 Slice 0 worker 0 decides: the job has succeeded when all hosts have, and failed when one has, unless the
-slices are being repaired, which has everything begun again. It then deletes the queued resource.
+slices are being repaired, which has everything begun again, or it may be tried again, which takes a
+reset of all slices. In the end it deletes the queued resource.
 """
 
 from __future__ import annotations
@@ -172,6 +174,15 @@ class Control:
                     return True
         except (OSError, ValueError):
             return True
+
+    def reset(self) -> bool:
+        """Restarts all hosts, this one among them; whether the API has taken that."""
+        try:
+            self._call("POST", f"queuedResources/{self._run}:reset")
+        except OSError as error:
+            say(f"the slices are not reset: {error}")
+            return False
+        return True
 
     def delete(self) -> bool:
         """Deletes the queued resource, and with it this host; whether the API has taken that."""
@@ -365,7 +376,20 @@ class Host:
         if failed is None:
             self._failed_since = None
             return len(ends) == self._hosts and self._conclude("succeeded", 0, "")
-        return self._is_final() and self._conclude("failed", ends[failed[1]]["status"], failed[1])
+        if not self._is_final() or self._tries_again(list(ends)):
+            return False
+        return self._conclude("failed", ends[failed[1]]["status"], failed[1])
+
+    def _tries_again(self, ended: list[str]) -> bool:
+        """Has everything begun again, if that may be; this host ends with it."""
+        count = (self._store.read_json("restarts.json") or {"count": 0})["count"]
+        if count >= self._job["max_restarts"]:
+            return False
+        for name in ended:
+            self._store.remove(f"done/{name}.json")
+        self._store.write_json("restarts.json", {"count": count + 1})
+        say(f"the command has failed: restart {count + 1} of {self._job['max_restarts']}")
+        return self._control.reset()
 
     def _is_final(self) -> bool:
         """Whether a failure is the command's own.
