@@ -47,8 +47,8 @@ def _nothing_left(_nothing_left_at_the_end: None) -> Iterator[None]:
     yield
     left = _wait_until_gone(processes)
     assert not left, _told("after the test", left)
-    new_files = {name for name in _shared_files() - files if not _used_by_others(name)}
-    assert not new_files, f"left in {SHARED_MEMORY} after the test: {sorted(new_files)}"
+    left_files = _wait_until_removed(files)
+    assert not left_files, f"left in {SHARED_MEMORY} after the test: {sorted(left_files)}"
 
 
 def _wait_until_gone(allowed: set[int]) -> set[int]:
@@ -60,17 +60,28 @@ def _wait_until_gone(allowed: set[int]) -> set[int]:
         time.sleep(0.02)
 
 
+def _wait_until_removed(allowed: set[str]) -> set[str]:
+    """What is in shared memory that was not, and that no process uses. Tests beside this one come and go."""
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        left = {name for name in _shared_files() - allowed if not _used_by_others(name)}
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
 def _marked_processes() -> set[int]:
     """The living processes that carry the mark, this one left out."""
     wanted = f"{MARK}={MARK_VALUE}".encode()
     found = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
             # A process that is a zombie or of another user has nothing to read here.
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
+            with open(f"/proc/{name}/environ", "rb", buffering=0) as environ:
+                if wanted in environ.read().split(b"\0"):
+                    found.add(int(name))
         except OSError:
             continue
     return found
