@@ -82,6 +82,11 @@ def start_cluster(
 
 def client_environ(state: ClusterState, home: Home, *, tcp: bool = False) -> dict[str, str]:
     """The variables with which a new process is a client of a cluster."""
+    if state.shared:
+        raise NoClusterError(
+            f"cluster {state.name} is shared, and clients connect to jobs; "
+            f"begin one with: regrow run --cluster {state.name} SCRIPT"
+        )
     target, token = state.target, None
     if tcp:
         if state.tcp_target is None:

@@ -81,6 +81,7 @@ class ClusterOptions:
         allow_no_token: Let clients over TCP come without a token.
         compile_cache_dir: Where compiled programs are kept; default: in the home; None: nowhere.
         log_dir: Where the logs of its processes are kept; None: as long as it runs.
+        machines_socket: Socket of the hosts that are leased to it; None: it has its own.
     """
 
     slices: int = 2
@@ -100,6 +101,7 @@ class ClusterOptions:
     log_dir: str | None = None
     log_level: LogLevel = "info"
     metrics_port: int | None = None
+    machines_socket: str | None = None
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -147,6 +149,8 @@ class HeadConfig:
         log_level: What the head writes to its log.
         metrics_port: Port of the loopback interface where Prometheus finds metrics, 0 for any;
             None: nowhere.
+        machines_socket: Socket of the machines whose slices are leased to this head (see
+            `regrow.jobs.machines`); None: slices are processes of its own.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -171,6 +175,7 @@ class HeadConfig:
     logs: str | None = None
     log_level: LogLevel = "info"
     metrics_port: int | None = None
+    machines_socket: str | None = None
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 

@@ -38,6 +38,9 @@ Method = Literal[
     "traced",
     "timeline",
     "events",
+    "lease",
+    "withdraw",
+    "give_back",
     "shutdown",
 ]
 EventKind = Literal[
@@ -48,6 +51,7 @@ EventKind = Literal[
     "job_ends",
     "elastic_event",
     "long_wait",
+    "lease_lost",
 ]
 
 
@@ -56,8 +60,8 @@ class Event(TypedDict):
 
     Keys:
         kind: What.
-        slice: Index of the slice, None where it concerns none.
-        incarnation: Incarnation of the slice, None where it concerns none.
+        slice: Index of the slice, None where it concerns none. lease_lost: that of the machines.
+        incarnation: Incarnation of the slice, None where it concerns none. lease_lost: of the lease.
         text: The cause, in words; may be empty. elastic_event: its timeline, in several lines.
         took_s: slice_up: since its start was due; slice_lost: how long it had been up;
             elastic_event: how long it took; long_wait: how long it has lasted.
@@ -103,7 +107,7 @@ def error_from_json(answer: object) -> RegrowError:
 
 @final
 class ControlConnection:
-    """A connection to a head's control socket, for one thread.
+    """A connection to the control socket of a head (see `Method`) or of another, for one thread.
 
     Attributes:
         path: Path of the socket.
@@ -148,7 +152,7 @@ class ControlConnection:
         """Its file descriptor, to wait for events with a selector."""
         return self._socket.fileno()
 
-    def send(self, method: Method, **params: Any) -> int:
+    def send(self, method: str, **params: Any) -> int:
         """Sends a request; returns its id."""
         self._last_id += 1
         message = {"id": self._last_id, "method": method, "params": params}
@@ -159,7 +163,7 @@ class ControlConnection:
         return self._last_id
 
     def call(
-        self, method: Method, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **params: Any
+        self, method: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **params: Any
     ) -> Any:
         """Sends a request and waits for its answer.
 
@@ -244,7 +248,7 @@ class ControlConnection:
 
 
 def request(
-    path: str, method: Method, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **params: Any
+    path: str, method: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **params: Any
 ) -> Any:
     """Makes one request on a connection of its own (see `ControlConnection.call`)."""
     with ControlConnection(path) as connection:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from regrow.config import HeadConfig
 from regrow.errors import RegrowError
+from regrow.launchers.leased import LeasedLauncher
 from regrow.launchers.local import LocalLauncher
 from regrow.supervise import guard_head
 
@@ -22,7 +23,7 @@ def main() -> int:
         config = HeadConfig.load(parser.parse_args().config)
         guard_head(config)
         # The template takes longest to start: it imports JAX while we import the rest of the head.
-        launcher = LocalLauncher(Path(config.log_dir))
+        launcher = _launcher(config)
         from regrow.head.main import serve_head
 
         serve_head(config, launcher)
@@ -30,6 +31,12 @@ def main() -> int:
         sys.stderr.write(f"regrow: {error}\n")
         return _CANNOT_START
     return 0
+
+
+def _launcher(config: HeadConfig) -> LocalLauncher | LeasedLauncher:
+    if config.machines_socket is not None:
+        return LeasedLauncher(config.machines_socket)
+    return LocalLauncher(Path(config.log_dir))
 
 
 raise SystemExit(main())

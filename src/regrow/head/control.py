@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, final
 from regrow.control import Event, EventKind
 from regrow.control_aio import LineServer, Peer
 from regrow.errors import UsageError
+from regrow.launchers.leased import Lease
 
 _PHASE: Final = re.compile(r"[\w-]{1,40}", re.ASCII)
 
@@ -75,6 +76,18 @@ class Controlled(Protocol):
         """Elastic events and goodput, as JSON values."""
         ...
 
+    def lease(self, rank: int, lease: Lease) -> None:
+        """Takes a lease for a slice (see `regrow.head.leases`)."""
+        ...
+
+    def withdraw(self, lease: Lease, cause: str) -> None:
+        """A lease is over."""
+        ...
+
+    async def give_back(self, lease: Lease, cause: str) -> None:
+        """Goes on without a lease; returns when no process is left on it."""
+        ...
+
     def shutdown(self) -> None:
         """Begins to end the cluster."""
         ...
@@ -124,6 +137,11 @@ class ControlServer:
     def _gone(self, peer: Peer) -> None:
         self._subscribers.discard(peer)
 
+    def _leases(self, method: str, params: dict[str, Any]) -> Any:
+        if method == "lease":
+            return self._head.lease(_number(params, "rank"), _lease(params))
+        return getattr(self._head, method)(_lease(params), str(params.get("cause")))
+
     def _do(self, peer: Peer, method: str, params: dict[str, Any]) -> Any:
         match method:
             case "ping" | "status" | "timeline":
@@ -142,6 +160,8 @@ class ControlServer:
                 return self._head.progress(*_progress(params))
             case "traced":
                 return self._head.traced(*_interval(params))
+            case "lease" | "withdraw" | "give_back":
+                return self._leases(method, params)
             case "events":
                 self._subscribers.add(peer)
                 return None
@@ -153,11 +173,19 @@ class ControlServer:
                 raise UsageError(f"there is no control method {method!r}")
 
 
+def _number(params: dict[str, Any], name: str) -> int:
+    value = params.get(name)
+    if type(value) is not int:
+        raise UsageError(f"{value!r} is no {name} of a slice")
+    return value
+
+
 def _index(params: dict[str, Any]) -> int:
-    index = params.get("index")
-    if type(index) is not int:
-        raise UsageError(f"{index!r} is no index of a slice")
-    return index
+    return _number(params, "index")
+
+
+def _lease(params: dict[str, Any]) -> Lease:
+    return Lease(_index(params), _number(params, "incarnation"))
 
 
 def _step(params: dict[str, Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Protocol, final
 
 from regrow.channel import commands as c
@@ -46,6 +46,7 @@ from regrow.slices import (
     RestoreRequested,
     ShutdownRequested,
     SliceLost,
+    SliceTaken,
     SliceUp,
     StallGuard,
     StartHost,
@@ -118,6 +119,7 @@ class Fleet:
             start_s=config.start_deadline_s,
             restore_after_s=config.restore_after_s,
             num_elastic_instances=config.num_elastic_instances,
+            leased=config.machines_socket is not None,
         )
         self.membership = Membership([topology.hosts_per_slice] * topology.slices, policy)
         self._members: dict[tuple[int, int, int], Member] = {}
@@ -134,13 +136,14 @@ class Fleet:
     # --- life ---
 
     async def open(self) -> None:
-        """Listens for workers, and starts all slices."""
+        """Listens for workers, and starts all slices; those that are leased when they are granted."""
         self._server = await serve_workers(
             self._config.worker_socket, self._secret, self._authorize
         )
         self._guard = StallGuard(time.monotonic(), _BEAT_S)
         self._beat()
-        self.handle(StartRequested())
+        if not self.membership.policy.leased:
+            self.handle(StartRequested())
 
     async def close(self) -> None:
         """Ends all slices."""
@@ -388,13 +391,51 @@ class Fleet:
         self._check(request)
         self.handle(request)
 
-    async def wait_healthy(self, timeout_s: float | None) -> None:
+    async def wait_healthy(
+        self, timeout_s: float | None, wanted: Callable[[], Collection[int]] | None = None
+    ) -> None:
         """Returns when every slice is up.
+
+        Args:
+            timeout_s: The deadline.
+            wanted: Tells which slices are waited for; None: all.
 
         Raises:
             WaitTimeout: They are not at the deadline; says who is missing.
         """
-        await self._until(self.membership.all_up, "", timeout_s)
+
+        def up() -> bool:
+            return self.membership.live().keys() >= set(wanted() if wanted is not None else ())
+
+        await self._until(self.membership.all_up if wanted is None else up, "", timeout_s)
+
+    # --- what leases bring ---
+
+    def grant(self, index: int) -> None:
+        """There is a place for a slice, another one than it had: starts it there.
+
+        Raises:
+            UsageError: There is no such slice.
+        """
+        if not 0 <= index < self._topology.slices:
+            raise UsageError(f"there is no slice {index}; the cluster has {self._topology.slices}")
+        # What still runs in the former place is kept out by its number.
+        self.handle(SliceTaken(index, "another slice takes its place"))
+        self.handle(Fenced(index, self.membership.info(index).incarnation))
+        self.handle(RestoreRequested(index))
+
+    def take(self, index: int, cause: str) -> None:
+        """Gives a slice up."""
+        self.handle(SliceTaken(index, cause))
+
+    async def wait_ended(self, index: int, incarnation: int, timeout_s: float) -> None:
+        """Returns when no process of an incarnation is left.
+
+        Raises:
+            WaitTimeout: There is one at the deadline.
+        """
+        what = f"the processes of slice {index} to end"
+        await self._until(lambda: not self._of(index, incarnation), what, timeout_s)
 
     async def _until(self, done: Callable[[], bool], what: str, timeout_s: float | None) -> None:
         try:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final, final
 
 from regrow.config import HeadConfig
-from regrow.errors import ClusterError, Code, StatusError, WaitTimeout
+from regrow.errors import ClusterError, Code, StatusError, UsageError, WaitTimeout
 from regrow.head.aides import Aide
 from regrow.head.attention import Attention
 from regrow.head.control import ControlServer, make_event
@@ -23,9 +23,11 @@ from regrow.head.coordination_calls import serve_coordination
 from regrow.head.fleet import Fleet
 from regrow.head.gateway import PROTOCOL_MAX, PROTOCOL_MIN, Gateway
 from regrow.head.guard import Guard
+from regrow.head.leases import Leases
 from regrow.head.metrics import MetricsServer
 from regrow.head.runtime import Runtime
 from regrow.head.topology import Topology
+from regrow.launchers.leased import Lease, LeasedLauncher
 from regrow.launchers.local import LocalLauncher
 from regrow.observe import Report, event_lines
 from regrow.slices import Progressed
@@ -42,7 +44,7 @@ _CLOSE_DEADLINE_S: Final = 15.0
 class Head:
     """All of a head; what `regrow.head.control` calls Controlled."""
 
-    def __init__(self, config: HeadConfig, launcher: LocalLauncher) -> None:
+    def __init__(self, config: HeadConfig, launcher: LocalLauncher | LeasedLauncher) -> None:
         self._config = config
         self._launcher = launcher
         topology = Topology(config.slices, config.hosts_per_slice, config.devices_per_slice)
@@ -54,6 +56,9 @@ class Head:
         self._compiler.on_call = self._runtime.call_client
         self._secret = secrets.token_bytes(32)
         self._fleet = Fleet(config, topology, launcher, self._secret, self._runtime)
+        self._leases = (
+            Leases(launcher, self._fleet) if isinstance(launcher, LeasedLauncher) else None
+        )
         self._gateway = Gateway(self._runtime, self._on_clients)
         self._control = ControlServer(self, config.control_socket)
         self._attention = Attention(
@@ -136,6 +141,10 @@ class Head:
     # --- events ---
 
     def _changed(self, kind: Any, slice_index: int, incarnation: int, text: str) -> None:
+        if kind == "slice_lost" and self._leases is not None:
+            told = self._leases.lost(slice_index, incarnation, text)
+            if told is not None:
+                self._control.publish(told)
         now = time.monotonic()
         took_s = None
         if kind == "slice_up":
@@ -241,7 +250,8 @@ class Head:
 
     async def wait_healthy(self, timeout_s: float | None) -> None:
         """Returns when every slice is up; raises `WaitTimeout` at the deadline."""
-        await self._fleet.wait_healthy(timeout_s)
+        wanted = None if self._leases is None else self._leases.ranks
+        await self._fleet.wait_healthy(timeout_s, wanted)
 
     async def wait_client(self, timeout_s: float | None) -> None:
         """Returns when a client has connected; raises `WaitTimeout` at the deadline."""
@@ -276,6 +286,23 @@ class Head:
         """Does a fault to a slice (see `regrow.head.inflict`)."""
         self._fleet.inflict(index, fault)
 
+    def lease(self, rank: int, lease: Lease) -> None:
+        """Takes a lease for a slice."""
+        self._leased().grant(rank, lease)
+
+    def withdraw(self, lease: Lease, cause: str) -> None:
+        """A lease is over."""
+        self._leased().withdraw(lease, cause)
+
+    async def give_back(self, lease: Lease, cause: str) -> None:
+        """Goes on without a lease; returns when no process is left on it."""
+        await self._leased().give_back(lease, cause)
+
+    def _leased(self) -> Leases:
+        if self._leases is None:
+            raise UsageError("the slices of this cluster are its own, and not leased")
+        return self._leases
+
     def shutdown(self) -> None:
         """Begins to end the cluster."""
         self._stop.set()
@@ -286,7 +313,7 @@ def _arena_bytes() -> int:
     return int(pages * page * _SHARE_OF_MEMORY)
 
 
-def serve_head(config: HeadConfig, launcher: LocalLauncher) -> None:
+def serve_head(config: HeadConfig, launcher: LocalLauncher | LeasedLauncher) -> None:
     """Serves until the end is asked for.
 
     Raises:

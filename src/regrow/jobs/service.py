@@ -11,6 +11,7 @@ that ends takes its job or its slices with it: over a Unix socket it ends with t
 | slice | what a `SliceReport` has | hosts |
 | tell | event: kind and fields, of the connection's own job or slices | a job, hosts |
 | suspend, resume, cancel | name | an operator |
+| watch | changes come as events of the kind `Change` | an operator |
 | status, shutdown | | an operator |
 """
 
@@ -44,6 +45,7 @@ from regrow.jobs.model import (
     SuspendRequested,
 )
 from regrow.jobs.priorities import PriorityClasses
+from regrow.jobs.records import shallow
 from regrow.jobs.store import Store
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,7 @@ class Service:
         self._classes = classes
         self._clock = clock
         self._peers: dict[Peer, _Peer] = {}
+        self._watchers: set[Peer] = set()
         self._jobs: dict[str, _Peer] = {}
         self._hosts: dict[int, _Peer] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -127,13 +130,17 @@ class Service:
     def _commit(self, instructions: Iterable[Instruction]) -> None:
         """Writes the new state down, then says what follows from it."""
         try:
-            self._store.save(self._manager.to_json(), self._manager.take_changes())
+            changes = self._manager.take_changes()
+            self._store.save(self._manager.to_json(), changes)
         except ClusterError as error:
             # What is not written down must not be said, and the next event would be as bad.
             logger.exception("the state cannot be written")
             self.error = error
             self.ended.set()
             raise
+        for watcher in self._watchers:
+            for change in changes:
+                watcher.tell({"kind": "Change"} | shallow(change))
         for instruction in instructions:
             if isinstance(instruction, Fence):
                 peer = self._hosts.get(instruction.index)
@@ -157,6 +164,7 @@ class Service:
 
     def _gone(self, connection: Peer) -> None:
         peer = self._peers.pop(connection, None)
+        self._watchers.discard(connection)
         # At our own end it is we who have gone.
         if peer is not None and not self.ended.is_set():
             with contextlib.suppress(ClusterError):
@@ -196,6 +204,8 @@ class Service:
                 self._take(JobEnded(str(params.get("name")), ok=False, cause="cancelled"))
             case "status":
                 return self._manager.status()
+            case "watch":
+                self._watchers.add(connection)
             case "shutdown":
                 # The answer goes out first.
                 asyncio.get_running_loop().call_soon(self.ended.set)

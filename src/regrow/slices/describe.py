@@ -91,6 +91,8 @@ def _facts(loss: Loss) -> str:
 def _return(machine: SliceMachine, loss: Loss) -> str:
     if not machine.may_start:
         return "the job has ended"
+    if loss.restore_after_s is None and machine.leased:
+        return "it returns when there is a slice to take its place"
     if loss.restore_after_s is None:
         return "it returns when asked"
     return f"it is started again {seconds(loss.restore_after_s)} later"

@@ -93,6 +93,11 @@ class SliceMachine:
         """Whether a slice that was there is not there now."""
         return self.ever_up and self.state in ("lost", "starting")
 
+    @property
+    def leased(self) -> bool:
+        """Whether each start needs a lease."""
+        return self._policy.leased
+
     def info(self) -> SliceInfo:
         """A snapshot."""
         unstarted = self.state == "down"
@@ -261,9 +266,9 @@ class SliceMachine:
             after = self._policy.restore_after_s
         else:
             self.start_failures += 1
-            after = self._policy.backoff(self.start_failures)
-            text = f"start failed ({self.start_failures} in a row): {cause}"
-            self._tell(now, f"{text}; next try in {seconds(after)}")
+            after = None if self._policy.leased else self._policy.backoff(self.start_failures)
+            again = "" if after is None else f"; next try in {seconds(after)}"
+            self._tell(now, f"start failed ({self.start_failures} in a row): {cause}{again}")
         self.restore_at = now + after if after is not None and self.may_start else None
         self.losses[self.incarnation] = Loss(
             self.incarnation, cause, now, was_up, heard_at, self.during, after, since
@@ -274,6 +279,10 @@ class SliceMachine:
             SliceLost(self.index, self.incarnation, cause, was_up),
             Fence(self.index, self.incarnation),
         ]
+
+    def take(self, cause: str, now: float) -> list[Action]:
+        """Gives the current incarnation up, if there is one."""
+        return self.lose(clean(cause), now, asked=True) if self.state in HELD else []
 
     def fence_done(self, incarnation: int, now: float) -> None:
         """Takes the news that no process of the lost incarnation is left."""

@@ -48,6 +48,7 @@ class Policy:
         backoff_limit_s: The longest such wait.
         num_elastic_instances: Slices that may be gone at the same time; None: all of them.
         story_lines: How many lines of its story each slice keeps.
+        leased: Each start needs a lease of somebody else's: a slice starts when asked, and only then.
     """
 
     hang_after_s: float = 5.0
@@ -59,6 +60,7 @@ class Policy:
     backoff_limit_s: float = 30.0
     num_elastic_instances: int | None = None
     story_lines: int = 100
+    leased: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -231,6 +233,14 @@ class ContRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceTaken:
+    """A slice is to be given up, for a reason that is not its own; `cause` in words."""
+
+    index: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """A line for the story of a slice."""
 
@@ -257,7 +267,7 @@ class ShutdownRequested:
 
 
 Request: TypeAlias = KillRequested | RestoreRequested | StopRequested | ContRequested
-SliceEvent: TypeAlias = Fenced | Request | Noted
+SliceEvent: TypeAlias = Fenced | SliceTaken | Request | Noted
 Event: TypeAlias = HostEvent | SliceEvent | Progressed | StartRequested | ShutdownRequested
 
 

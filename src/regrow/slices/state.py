@@ -43,6 +43,7 @@ from regrow.slices.model import (
     SliceEvent,
     SliceInfo,
     SliceLost,
+    SliceTaken,
     StartRequested,
     StopRequested,
 )
@@ -230,6 +231,8 @@ class Membership:
             case Fenced():
                 machine.fence_done(event.incarnation, now)
                 return []
+            case SliceTaken():
+                return machine.take(event.cause, now)
             case Noted():
                 machine.story.add(now, machine.incarnation, event.text)
                 return []

@@ -54,8 +54,8 @@ class Sender(Protocol):
 class Host:
     """The state of a worker process."""
 
-    def __init__(self, devices: Sequence[int], hostname: str) -> None:
-        self.home = Domain.home(devices)
+    def __init__(self, devices: Sequence[int], hostname: str, client: Any = None) -> None:
+        self.home = Domain.home(devices, client)
         self.store = Store(self.home)
         self.gang: Gang | None = None
         self._hostname = hostname

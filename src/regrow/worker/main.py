@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import sys
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol
@@ -12,9 +13,10 @@ from typing import Any, Final, NoReturn, Protocol
 from regrow.channel import commands as c
 from regrow.channel.handshake import Identity, Role
 from regrow.channel.worker_end import WorkerChannel
+from regrow.control import ControlConnection
 from regrow.errors import RegrowError
 from regrow.worker.garbage import collect_aside
-from regrow.worker.platform import initialise
+from regrow.worker.platform import initialise, make_home_client
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +50,41 @@ class Service(Protocol):
         ...
 
 
-def run(spec: dict[str, Any]) -> NoReturn:
-    """A host of a slice. `spec` is that of `HostSpec.for_worker`."""
+def run(spec: dict[str, Any], client: Any = None) -> NoReturn:
+    """A host of a slice. `spec` is that of `HostSpec.for_worker`; `client` the home client, if made."""
     from regrow.worker.gang import enough_threads
     from regrow.worker.host import Host
 
     def make() -> Service:
-        host = Host(spec["devices"], spec.get("hostname", "127.0.0.1"))
+        host = Host(spec["devices"], spec.get("hostname", "127.0.0.1"), client)
         enough_threads(len(spec["devices"]))
         return host
 
     _serve(spec, "worker", make)
+
+
+def run_warm(spec: dict[str, Any]) -> NoReturn:
+    """A host that waits to be one of some head's.
+
+    Args:
+        spec: Where it waits (`socket`) and as whom (`key`), and how many `devices` it has.
+    """
+    from regrow.launchers.leased import unpack_spec
+
+    logging.basicConfig(level=spec.get("log_level", "INFO").upper(), stream=sys.stderr)
+    initialise()
+    client = make_home_client(spec["devices"])
+    try:
+        with ControlConnection(spec["socket"]) as machines:
+            machines.call("warm", key=spec["key"])
+            told: list[Any] = []
+            while not told:
+                select.select([machines], [], [])
+                told = list(machines.take()[0])
+    except RegrowError as error:
+        log.info("not needed any more: %s", error)
+        os._exit(0)
+    run(unpack_spec(told[0]), client)
 
 
 def run_compiler(spec: dict[str, Any]) -> NoReturn:
