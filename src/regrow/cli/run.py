@@ -13,12 +13,14 @@ from regrow.chaos.ability import check_possible
 from regrow.chaos.schedule import FaultEvent, parse_schedule
 from regrow.cli.accounts import Accounts
 from regrow.cli.arguments import Task, TaskCommand
+from regrow.cli.job_options import JobOptions, job_options, take_job_options
 from regrow.cli.options import cluster_options, run_options, to_cluster_options
 from regrow.cli.report import healthy_line, say
 from regrow.cli.runner import Runner
 from regrow.cli.signals import unwind_on_signals
 from regrow.client.settings import head_deadline_from
 from regrow.cluster import client_environ, start_cluster
+from regrow.config import ClusterOptions
 from regrow.home import Home
 from regrow.observe import parse_budgets
 from regrow.processes import RUN_MARK, adopted_reaped
@@ -33,16 +35,56 @@ from regrow.processes import RUN_MARK, adopted_reaped
     "(fault, index of a slice, when; see docs/chaos.md).",
 )
 @run_options
-def command(task: Task, chaos: str | None, **values: Any) -> int:
+@job_options
+@click.pass_context
+def command(context: click.Context, /, task: Task, chaos: str | None, **values: Any) -> int:
     """Run a script on a cluster of local slices made for it.
 
     The script needs no change: plain JAX in it sees the devices of all slices. When it ends, so
     does the cluster, and the exit status is the script's own; 2 for wrong usage, 3 when the cluster
     could not start or its head died, 4 when a slice was lost and --num_elastic_instances does not allow for it,
     5 when the script succeeded but an elastic event broke a --budget.
+    With --cluster the slices are those of a shared cluster, which may take them back: 6 then, unless
+    the job is elastic or is to be restarted.
     """
+    job = take_job_options(context, values)
     slices = to_cluster_options(values).slices
-    return run_task(task, () if chaos is None else parse_schedule(chaos, slices), **values)
+    faults = () if chaos is None else parse_schedule(chaos, slices)
+    if job is None:
+        return run_task(task, faults, **values)
+    return _run_as_job(job, task, faults, **values)
+
+
+def _run_as_job(
+    job: JobOptions,
+    task: Task,
+    faults: Sequence[FaultEvent],
+    *,
+    start_timeout_s: float,
+    verbose: bool,
+    budget: str | None,
+    timeline: Path | None,
+    **values: Any,
+) -> int:
+    # It imports much that a cluster of one's own does not need.
+    from regrow.cli.job import Work, run_job
+
+    def options(shape: dict[str, Any], machines: str) -> ClusterOptions:
+        sizes = {"devices_per_slice": shape["devices"], "hosts_per_slice": shape["hosts"]}
+        leased = {"restore_after_s": None, "machines_socket": machines}
+        return to_cluster_options(values | sizes | leased)
+
+    check_possible(faults)
+    work = Work(
+        task=task,
+        argv=task.argv(),
+        faults=faults,
+        accounts=Accounts(budgets=() if budget is None else parse_budgets(budget), path=timeline),
+        options=options,
+        start_timeout_s=start_timeout_s,
+        verbose=verbose,
+    )
+    return run_job(job, work)
 
 
 def run_task(

@@ -18,7 +18,7 @@ from regrow.jobs.model import Policy
 from regrow.jobs.priorities import PriorityClasses, load_classes
 from regrow.jobs.service import Service
 from regrow.jobs.store import Store
-from regrow.processes import die_with_parent
+from regrow.processes import close_inherited, die_with_parent
 
 
 def main() -> int:
@@ -27,6 +27,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     try:
         if options.parent is not None:
+            close_inherited(())
             die_with_parent(options.parent)
         policy = Policy(
             spares=options.spares,

@@ -150,6 +150,7 @@ class Manager:
         return {
             "index": one.index,
             "shape": str(one.shape),
+            "shape_of": records.shallow(one.shape),
             "state": one.state,
             "incarnation": one.incarnation,
             "job": one.job,

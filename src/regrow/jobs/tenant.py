@@ -160,13 +160,46 @@ class Tenant:
             return None
         return next((job for job in status["jobs"] if job["name"] == self.name), {})
 
+    def slices(self) -> list[dict[str, Any]]:
+        """The shape of each slice of the cluster.
+
+        Raises:
+            ControlError: If the manager is gone.
+        """
+        return [one["shape_of"] for one in self._status()["slices"]]
+
+    def names(self) -> set[str]:
+        """The jobs that there are.
+
+        Raises:
+            ControlError: If the manager is gone.
+        """
+        return {job["name"] for job in self._status()["jobs"]}
+
+    def _status(self) -> dict[str, Any]:
+        status = self.status()
+        if status is None:
+            raise ControlError("the resource manager is gone")
+        return status
+
+    def ended(self, *, ok: bool, cause: str, attempt: int | None) -> None:
+        """Tells that an attempt has ended, or, with None, the job as a whole."""
+        self.tenancy.ended()
+        self.tell("JobEnded", name=self.name, ok=ok, cause=cause, attempt=attempt)
+
+    def patience(self, longest_s: float) -> float:
+        """How long there is nothing to do unless `fileno` is readable, at most `longest_s`."""
+        if self.next_at is None:
+            return longest_s
+        return min(longest_s, max(0.0, self.next_at - time.monotonic()))
+
     def tell(self, kind: str, **fields: Any) -> None:
         """Tells an event; told again to the next manager if this one does not confirm it."""
         self._send({"kind": kind} | fields)
 
     def step(self) -> list[dict[str, Any]]:
         """Reads what there is; returns the instructions that are new, in order."""
-        if self._connection is None and not self._connect():
+        if self._connection is None and (self.patience(1.0) > 0 or not self._connect()):
             return []
         assert self._connection is not None
         try:
