@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from regrow.cli.detach import hand_over, hand_over_error
 from regrow.cli.report import count, say, since_start_s
+from regrow.cli.shared_status import change_line
 from regrow.cli.signals import SignalQueue
 from regrow.cluster import head_config
 from regrow.config import ClusterOptions
@@ -152,10 +153,3 @@ class _Watch:
             return
         for change in changes:
             say(change_line(change))
-
-
-def change_line(change: dict[str, Any]) -> str:
-    """A change of the resource manager's, in one line."""
-    who = [f"job {change['job']}"] if change["job"] is not None else []
-    who += [f"slice {change['index']}"] if change["index"] is not None else []
-    return f"{', '.join(who)}: {change['text']}" if who else str(change["text"])

@@ -11,6 +11,7 @@ there already, with its libraries imported and its devices made, and waits for a
 | signal | number, signal | a head |
 | warm | key | a host that waits |
 | kill, stop, cont | index | an operator |
+| status | | an operator |
 
 A head hears of the end of what it has started by events `{number, cause}`.
 """
@@ -168,6 +169,13 @@ class Machines:
                 return None
             case "warm":
                 return self._warmth.arrived(str(params.get("key")), peer)
+            case "status":
+                return {
+                    "slices": [
+                        {"index": place.index, "running": place.running, "fenced": place.fenced}
+                        for place in self._places
+                    ]
+                }
             case "kill" | "stop" | "cont":
                 return self._act(params.get("index"), _SIGNALS[method])
             case _:

@@ -32,6 +32,7 @@ class _Host:
     key: str
     process: LocalProcess | None = None
     peer: Peer | None = None
+    unwanted: bool = False
 
 
 @final
@@ -69,10 +70,12 @@ class Warmth:
 
     def take(self, index: int, number: int, spec: dict[str, Any]) -> LocalProcess | None:
         """Makes a waiting host one of a head's; None: there is none that is ready."""
-        host = self._hosts.get((index, number))
-        if host is None or host.peer is None or host.process is None or host.process.cause:
+        host = self._hosts.pop((index, number), None)
+        if host is None:
             return None
-        del self._hosts[host.slot]
+        if host.peer is None or host.process is None or host.process.cause is not None:
+            self._end(host)
+            return None
         host.peer.tell(pack_spec(spec))
         return host.process
 
@@ -100,6 +103,12 @@ class Warmth:
         for task in self._tasks:
             task.cancel()
 
+    def _end(self, host: _Host) -> None:
+        """Ends one that is not ready: two hosts in one place would be one too many."""
+        host.unwanted = True
+        if host.process is not None:
+            host.process.kill()
+
     async def _start(self, host: _Host) -> None:
         index, number = host.slot
         spec = self._spec | {"key": host.key}
@@ -111,6 +120,8 @@ class Warmth:
             self._ended(host)
             return
         host.process.on_exit(lambda _: self._ended(host))
+        if host.unwanted:
+            host.process.kill()
 
     def _ended(self, host: _Host) -> None:
         if self._hosts.get(host.slot) is host:
