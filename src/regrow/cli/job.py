@@ -18,7 +18,7 @@ from regrow.chaos.schedule import FaultEvent
 from regrow.cli.accounts import Accounts
 from regrow.cli.arguments import Task
 from regrow.cli.job_options import JobOptions
-from regrow.cli.report import count, say, since_start_s
+from regrow.cli.report import count, say
 from regrow.cli.runner import Runner
 from regrow.cli.signals import unwind_on_signals
 from regrow.cluster import client_environ, start_cluster
@@ -272,6 +272,7 @@ class _Job:
             ClusterStartError: If they are not up in time, or the head ended.
         """
         deadline = time.monotonic() + self._work.start_timeout_s
+        began_at = time.monotonic()
         link.begin()
         while not link.up:
             if link.stopping:
@@ -288,7 +289,7 @@ class _Job:
             link.step()
         say(
             f"job {self._tenant.name}: {count(len(link.ranks), 'slice')} of "
-            f"{count(supervisor.config.devices_per_slice, 'device')} up in {since_start_s():.1f} s "
+            f"{count(supervisor.config.devices_per_slice, 'device')} up in {time.monotonic() - began_at:.1f} s "
             f"({', '.join(f'{rank} is {index}' for rank, index in link.ranks.items())})"
         )
         return True

@@ -113,7 +113,11 @@ class Tenant:
         self._selector = selectors.EpollSelector()
         self._unconfirmed: dict[int, dict[str, Any]] = {}
         self._numbers = itertools.count(1)
-        self._connection: ControlConnection | None = ControlConnection(str(self._path))
+        try:
+            self._connection: ControlConnection | None = ControlConnection(str(self._path))
+        except NoClusterError:
+            self._selector.close()
+            raise NoClusterError(f"no shared cluster answers at {self._path}") from None
         self._selector.register(self._connection, selectors.EVENT_READ)
 
     def __enter__(self) -> Tenant:
