@@ -113,13 +113,21 @@ class ControlConnection:
         path: Path of the socket.
     """
 
-    def __init__(self, path: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self, path: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, who: str = "head"
+    ) -> None:
         """Connects.
+
+        Args:
+            path: Path of the socket.
+            timeout_s: How long it may take to connect, or to send a request.
+            who: What messages call the other side.
 
         Raises:
             NoClusterError: If nobody listens there.
         """
         self.path = path
+        self._who = who
         self._inbox = bytearray()
         self._last_id = 0
         self._events: list[Event] = []
@@ -130,7 +138,7 @@ class ControlConnection:
         except OSError as error:
             self._socket.close()
             raise NoClusterError(
-                f"no head answers at {path}: {error.strerror or error}; it is not running"
+                f"no {self._who} answers at {path}: {error.strerror or error}; it is not running"
             ) from None
 
     def __enter__(self) -> ControlConnection:
@@ -159,7 +167,7 @@ class ControlConnection:
         try:
             self._socket.sendall(encode(message))
         except OSError as error:
-            raise ControlError(f"the head is gone: {error.strerror or error}") from None
+            raise ControlError(f"the {self._who} is gone: {error.strerror or error}") from None
         return self._last_id
 
     def call(
@@ -194,16 +202,16 @@ class ControlConnection:
         """Waits for bytes; returns the answers they complete, and keeps the events."""
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            raise ControlError(f"the head did not answer {what!r} in time; it may hang")
+            raise ControlError(f"the {self._who} did not answer {what!r} in time; it may hang")
         self._socket.settimeout(left)
         try:
             chunk = self._socket.recv(1 << 16)
         except TimeoutError:
             return []
         except OSError as error:
-            raise ControlError(f"the head is gone: {error.strerror or error}") from None
+            raise ControlError(f"the {self._who} is gone: {error.strerror or error}") from None
         if not chunk:
-            raise ControlError(f"the head ended before it answered {what!r}")
+            raise ControlError(f"the {self._who} ended before it answered {what!r}")
         return self._parse(chunk)
 
     def _parse(self, chunk: bytes) -> list[dict[str, Any]]:
@@ -211,7 +219,7 @@ class ControlConnection:
         *lines, rest = self._inbox.split(b"\n")
         self._inbox = bytearray(rest)
         if len(rest) > MAX_LINE_BYTES:
-            raise ControlError("the head sent a line that is too long")
+            raise ControlError(f"the {self._who} sent a line that is too long")
         answers = []
         for line in lines:
             message = json.loads(line)
@@ -239,9 +247,9 @@ class ControlConnection:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise ControlError(f"the head is gone: {error.strerror or error}") from None
+                raise ControlError(f"the {self._who} is gone: {error.strerror or error}") from None
             if not chunk:
-                raise ControlError("the head has ended")
+                raise ControlError(f"the {self._who} has ended")
             answers += self._parse(chunk)
         events, self._events = self._events, []
         return events, answers

@@ -86,6 +86,8 @@ class Runtime:
         if len(self.buffers.links) == self.topology.hosts:
             self.observer.run.slices_up(time.monotonic())
             self.epochs.form_if_needed()
+        if incarnation > 1:
+            self.dispatcher.preload_recent(slice_index)
         self._on_change("slice_up", slice_index, incarnation, "")
 
     def slice_lost(

@@ -20,9 +20,12 @@ from typing import Any, Final, final
 from regrow.control import ControlConnection, error_from_json
 from regrow.errors import ControlError, NoClusterError, RegrowError
 from regrow.jobs.service import SOCKET_NAME
+from regrow.jobs.store import STATE_NAME
 
 _RETRY_S: Final = 0.1
 _CALL_S: Final = 10.0
+_NEXT_MANAGER_S: Final = 10.0
+_WHO: Final = "resource manager"
 
 
 @final
@@ -113,12 +116,12 @@ class Tenant:
         self._selector = selectors.EpollSelector()
         self._unconfirmed: dict[int, dict[str, Any]] = {}
         self._numbers = itertools.count(1)
+        self._connection: ControlConnection | None = None
         try:
-            self._connection: ControlConnection | None = ControlConnection(str(self._path))
+            self._first_connect()
         except NoClusterError:
             self._selector.close()
-            raise NoClusterError(f"no shared cluster answers at {self._path}") from None
-        self._selector.register(self._connection, selectors.EVENT_READ)
+            raise
 
     def __enter__(self) -> Tenant:
         return self
@@ -141,12 +144,20 @@ class Tenant:
 
         Raises:
             UsageError: If the manager refuses it.
-            ControlError: If the manager is gone.
+            NoClusterError: If the manager is gone.
         """
-        if self._connection is None:
-            raise ControlError("the resource manager is gone")
-        self._connection.call("submit", spec=spec)
-        self.name = spec["name"]
+        while True:
+            if self._connection is None:
+                self._first_connect()
+            assert self._connection is not None
+            try:
+                self._connection.call("submit", spec=spec)
+            except ControlError:
+                # It died over it. The next one takes the same job twice as once.
+                self._lost_connection()
+                continue
+            self.name = spec["name"]
+            return
 
     def status(self) -> dict[str, Any] | None:
         """What the manager knows; None where it does not answer now."""
@@ -216,6 +227,29 @@ class Tenant:
         told: list[Any] = list(events)
         return [one for one in told if self.tenancy.take(one)]
 
+    def _first_connect(self) -> None:
+        """Connects; waits for the next manager where one has been.
+
+        Raises:
+            NoClusterError: If there is none, and none comes.
+        """
+        deadline = time.monotonic() + _NEXT_MANAGER_S
+        while True:
+            try:
+                self._use(ControlConnection(str(self._path), who=_WHO))
+            except NoClusterError:
+                was_here = self._path.with_name(STATE_NAME).exists()
+                if not was_here or time.monotonic() > deadline:
+                    text = f"no shared cluster answers at {self._path}"
+                    raise NoClusterError(text) from None
+                time.sleep(_RETRY_S)
+            else:
+                return
+
+    def _use(self, connection: ControlConnection) -> None:
+        self._connection, self.next_at = connection, None
+        self._selector.register(connection, selectors.EVENT_READ)
+
     def _send(self, event: dict[str, Any]) -> None:
         number = -next(self._numbers)
         if self._connection is not None:
@@ -243,7 +277,7 @@ class Tenant:
         if not self._path.parent.is_dir():
             raise NoClusterError(f"the cluster that job {self.name!r} runs on is gone")
         try:
-            connection = ControlConnection(str(self._path))
+            connection = ControlConnection(str(self._path), who=_WHO)
         except NoClusterError:
             return False
         try:
@@ -259,8 +293,7 @@ class Tenant:
             # It has died again, or still holds our last connection to be alive.
             connection.close()
             return False
-        self._connection, self.next_at = connection, None
-        self._selector.register(connection, selectors.EVENT_READ)
+        self._use(connection)
         unconfirmed, self._unconfirmed = list(self._unconfirmed.values()), {}
         for event in unconfirmed:
             self._send(event)
