@@ -109,6 +109,10 @@ class LineServer:
     async def close(self) -> None:
         """As `stop`, after what requests still wait for was cancelled."""
         self._closed = True
+        if self._server is not None:
+            self._server.close()
+        # What was accepted just now is to see that it came too late.
+        await asyncio.sleep(0)
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
