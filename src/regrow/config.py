@@ -82,6 +82,7 @@ class ClusterOptions:
         compile_cache_dir: Where compiled programs are kept; default: in the home; None: nowhere.
         log_dir: Where the logs of its processes are kept; None: as long as it runs.
         machines_socket: Socket of the hosts that are leased to it; None: it has its own.
+        worker_port: Port where its hosts join from other machines; None: they are local.
     """
 
     slices: int = 2
@@ -102,6 +103,7 @@ class ClusterOptions:
     log_level: LogLevel = "info"
     metrics_port: int | None = None
     machines_socket: str | None = None
+    worker_port: int | None = None
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -151,6 +153,8 @@ class HeadConfig:
             None: nowhere.
         machines_socket: Socket of the machines whose slices are leased to this head (see
             `regrow.jobs.machines`); None: slices are processes of its own.
+        worker_port: Port, on every address, where hosts join from other machines (`regrow worker`;
+            they present the token of `tcp`), 0 for any; None: hosts are processes of its own.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -176,6 +180,7 @@ class HeadConfig:
     log_level: LogLevel = "info"
     metrics_port: int | None = None
     machines_socket: str | None = None
+    worker_port: int | None = None
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 
@@ -220,6 +225,11 @@ class HeadConfig:
     def _check_tcp(self) -> None:
         if self.metrics_port is not None and not _is_port(self.metrics_port):
             raise UsageError(f"metrics port {self.metrics_port!r} is no TCP port")
+        if self.worker_port is not None and (self.tcp is None or not _is_port(self.worker_port)):
+            raise UsageError(
+                f"worker port {self.worker_port!r}: it must be a TCP port, and clients must come "
+                "over TCP, too: hosts present the same token"
+            )
         if self.tcp is None:
             return
         if not _is_port(self.tcp.port):

@@ -65,7 +65,7 @@ class LineServer:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None,
         respond: Respond,
         *,
         gone: Callable[[Peer], None] = lambda peer: None,
@@ -74,13 +74,13 @@ class LineServer:
         """Readies it.
 
         Args:
-            path: Of the socket.
+            path: Of the socket; None: there is none, only what `converse` is given.
             respond: Called with a peer, a method and its parameters; the answer's result, or
                 something that can be awaited for it. A `RegrowError` of it is told to the peer.
             gone: Called once for each peer whose connection has ended, but not after `close`.
             connections: How many there may be at a time; further ones are broken off.
         """
-        self._path = Path(path)
+        self._path = None if path is None else Path(path)
         self._respond = respond
         self._gone = gone
         self._limit = connections
@@ -91,6 +91,7 @@ class LineServer:
 
     async def start(self) -> None:
         """Begins to listen; what is left of a dead server's socket is replaced."""
+        assert self._path is not None
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(
             self._serve, self._path, limit=_MAX_REQUEST_BYTES
@@ -104,7 +105,8 @@ class LineServer:
             self._server.close()
         for peer in list(self._peers):
             peer.close()
-        self._path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """As `stop`, after what requests still wait for was cancelled."""
@@ -123,6 +125,10 @@ class LineServer:
         if self._closed or len(self._peers) >= self._limit or not _is_own_user(writer):
             writer.transport.abort()
             return
+        await self.converse(reader, writer)
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves a connection, whoever made it; returns when it has ended."""
         peer = Peer(writer)
         self._peers.add(peer)
         try:

@@ -119,7 +119,7 @@ class Pool:
                 found |= {pid} if module in words else set()
         return found
 
-    def until(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
+    def until(self, condition: Callable[[], object], timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             told = [job.output.read_text() for job in self.jobs]

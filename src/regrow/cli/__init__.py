@@ -41,6 +41,7 @@ _COMMANDS: Final = {
     "bench": "Time shardings, and the network between slices.",
     "manifest": "Print manifests for Kubernetes.",
     "head": "Run a head in the foreground, with the flags of Pathways.",
+    "worker": "Be a host of a slice, for a head on another machine.",
     "cloud": "A local Cloud TPU: its API, and slices of local processes.",
     "queued-resources": "Ask for slices of a Cloud TPU, and work on their hosts.",
     "tpu-vm": "Single slices of a Cloud TPU, and work on their hosts.",

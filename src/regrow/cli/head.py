@@ -21,6 +21,12 @@ from regrow.cli.up import supervise
     help="Listen for clients over TCP on every address of this machine.",
 )
 @click.option(
+    "--worker_port",
+    type=int,
+    metavar="PORT",
+    help="Take hosts from other machines (regrow worker) on this port; slices are local without.",
+)
+@click.option(
     "--resource_manager_address",
     metavar="HOST:PORT",
     help="Taken so that a Pathways manifest reads the same; slices are local.",
@@ -46,7 +52,7 @@ def command(
         if values["port"] is not None:
             raise click.UsageError("--server_port and --port are two names for one thing")
         values |= {"port": server_port, "host": "0.0.0.0"}  # noqa: S104 - as Pathways does
-    if resource_manager_address is not None:
+    if resource_manager_address is not None and values["worker_port"] is None:
         say(
             f"--resource_manager_address {resource_manager_address} is not needed: slices are local"
         )

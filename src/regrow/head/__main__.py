@@ -8,11 +8,14 @@ from pathlib import Path
 
 from regrow.config import HeadConfig
 from regrow.errors import RegrowError
+from regrow.launchers.joined import JoinedLauncher, worker_secret
 from regrow.launchers.leased import LeasedLauncher
 from regrow.launchers.local import LocalLauncher
 from regrow.supervise import guard_head
 
 _CANNOT_START = 3
+# A host that joins late has to have the time to come up.
+_SHARE_OF_START = 0.8
 
 
 def main() -> int:
@@ -33,10 +36,23 @@ def main() -> int:
     return 0
 
 
-def _launcher(config: HeadConfig) -> LocalLauncher | LeasedLauncher:
+def _launcher(config: HeadConfig) -> LocalLauncher | LeasedLauncher | JoinedLauncher:
     if config.machines_socket is not None:
         return LeasedLauncher(config.machines_socket)
-    return LocalLauncher(Path(config.log_dir))
+    local = LocalLauncher(Path(config.log_dir))
+    if config.worker_port is None or config.tcp is None:
+        return local
+    return JoinedLauncher(
+        local,
+        config.worker_port,
+        worker_secret(config.tcp.token),
+        slots={
+            (index, host)
+            for index in range(config.slices)
+            for host in range(config.hosts_per_slice)
+        },
+        wait_s=config.start_deadline_s * _SHARE_OF_START,
+    )
 
 
 raise SystemExit(main())

@@ -24,6 +24,7 @@ from regrow.head.inflict import inflict
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec, Launcher, Process
+from regrow.launchers.joined import EVERY_ADDRESS, JoinedLauncher
 from regrow.slices import (
     ContHosts,
     ContRequested,
@@ -125,6 +126,7 @@ class Fleet:
         self._members: dict[tuple[int, int, int], Member] = {}
         self._others: dict[str, HeadChannel] = {}
         self._server: WorkerServer | None = None
+        self._remote: WorkerServer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._guard = StallGuard(time.monotonic(), _BEAT_S)
         self._pinged = 0.0
@@ -140,6 +142,9 @@ class Fleet:
         self._server = await serve_workers(
             self._config.worker_socket, self._secret, self._authorize
         )
+        if isinstance(self._launcher, JoinedLauncher):
+            self._remote = await serve_workers((EVERY_ADDRESS, 0), self._secret, self._authorize)
+            self._launcher.channel_port = int(self._remote.endpoint[1])
         self._guard = StallGuard(time.monotonic(), _BEAT_S)
         self._beat()
         if not self.membership.policy.leased:
@@ -155,8 +160,9 @@ class Fleet:
             member.channel.close()
         for task in list(self._tasks):
             task.cancel()
-        if self._server is not None:
-            await self._server.close()
+        for server in (self._server, self._remote):
+            if server is not None:
+                await server.close()
         await self._launcher.close()
 
     def add_process(self, role: str, channel: HeadChannel) -> None:
@@ -240,6 +246,7 @@ class Fleet:
 
     def _make_member(self, index: int, host: int, incarnation: int, number: int) -> Member:
         link = Link(f"slice {index} host {host}", number, index, incarnation)
+        link.shares_memory = self._remote is None
 
         def broken(cause: str) -> None:
             if not self._closing:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 from regrow.config import HeadConfig
 from regrow.errors import ClusterError, Code, StatusError, UsageError, WaitTimeout
@@ -27,15 +27,18 @@ from regrow.head.leases import Leases
 from regrow.head.metrics import MetricsServer
 from regrow.head.runtime import Runtime
 from regrow.head.topology import Topology
+from regrow.launchers.joined import EVERY_ADDRESS, JoinedLauncher
 from regrow.launchers.leased import Lease, LeasedLauncher
 from regrow.launchers.local import LocalLauncher
 from regrow.observe import Report, event_lines
 from regrow.slices import Progressed
 from regrow.wire.schema import jaxlib_version
 from regrow.wire.service import Server, serve
+from regrow.wire.sockets import listen_tcp
 
 log = logging.getLogger(__name__)
 
+AnyLauncher: TypeAlias = LocalLauncher | LeasedLauncher | JoinedLauncher
 _SHARE_OF_MEMORY: Final = 0.4
 _CLOSE_DEADLINE_S: Final = 15.0
 
@@ -44,7 +47,7 @@ _CLOSE_DEADLINE_S: Final = 15.0
 class Head:
     """All of a head; what `regrow.head.control` calls Controlled."""
 
-    def __init__(self, config: HeadConfig, launcher: LocalLauncher | LeasedLauncher) -> None:
+    def __init__(self, config: HeadConfig, launcher: AnyLauncher) -> None:
         self._config = config
         self._launcher = launcher
         topology = Topology(config.slices, config.hosts_per_slice, config.devices_per_slice)
@@ -54,7 +57,8 @@ class Head:
         )
         self._compiler.on_up = self._runtime.compiler.compiler_up
         self._compiler.on_call = self._runtime.call_client
-        self._secret = secrets.token_bytes(32)
+        self._joined = launcher if isinstance(launcher, JoinedLauncher) else None
+        self._secret = secrets.token_bytes(32) if self._joined is None else self._joined.secret
         self._fleet = Fleet(config, topology, launcher, self._secret, self._runtime)
         self._leases = (
             Leases(launcher, self._fleet) if isinstance(launcher, LeasedLauncher) else None
@@ -104,6 +108,11 @@ class Head:
         )
         await self._control.start()
         self._meeting = serve_coordination(self._runtime.coordination, self._config.epoch_socket)
+        if self._joined is not None:
+            await self._joined.open()
+            # Whoever joins knows the host by which it reaches this one.
+            self._meeting.listen(listen_tcp(EVERY_ADDRESS, 0), None)
+            self._runtime.coordination.address = f":{self._meeting.port}"
         if self._config.metrics_port is not None:
             self._metrics = MetricsServer(self._config.metrics_port, self.status)
         await self._fleet.open()
@@ -218,6 +227,7 @@ class Head:
             "pid": os.getpid(),
             "target": self._config.target,
             "metrics_port": None if self._metrics is None else self._metrics.port,
+            "worker_port": None if self._joined is None else self._joined.port,
             "tcp_port": None if self._server is None else self._server.port,
             "devices": self._runtime.topology.devices,
             "clients": self._clients,
@@ -313,7 +323,7 @@ def _arena_bytes() -> int:
     return int(pages * page * _SHARE_OF_MEMORY)
 
 
-def serve_head(config: HeadConfig, launcher: LocalLauncher | LeasedLauncher) -> None:
+def serve_head(config: HeadConfig, launcher: AnyLauncher) -> None:
     """Serves until the end is asked for.
 
     Raises:

@@ -165,7 +165,7 @@ class Machines:
             case "signal":
                 run = self._runs.get(params.get("number", 0))
                 if run is not None and run.owner is peer and run.process is not None:
-                    _signal(run.process, signal.Signals(params["signal"]))
+                    run.process.obey(signal.Signals(params["signal"]))
                 return None
             case "warm":
                 return self._warmth.arrived(str(params.get("key")), peer)
@@ -196,7 +196,7 @@ class Machines:
         if not found:
             raise ControlError(f"slice {index} has no processes: no job uses it")
         for process in found:
-            _signal(process, signum)
+            process.obey(signum)
 
     def _place(self, index: object) -> Place:
         if type(index) is not int or not 0 <= index < len(self._places):
@@ -246,18 +246,6 @@ class Machines:
         if run.place is not None:
             run.place.ended(run.ticket)
             self._tell_idle(run.place)
-
-
-def _signal(process: LocalProcess, signum: signal.Signals) -> None:
-    match signum:
-        case signal.SIGKILL:
-            process.kill()
-        case signal.SIGSTOP:
-            process.stop()
-        case signal.SIGCONT:
-            process.cont()
-        case _:
-            process.send(signum)
 
 
 def main() -> int:

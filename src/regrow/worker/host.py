@@ -54,11 +54,18 @@ class Sender(Protocol):
 class Host:
     """The state of a worker process."""
 
-    def __init__(self, devices: Sequence[int], hostname: str, client: Any = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[int],
+        hostname: str,
+        client: Any = None,
+        head_host: str = "127.0.0.1",
+    ) -> None:
         self.home = Domain.home(devices, client)
         self.store = Store(self.home)
         self.gang: Gang | None = None
         self._hostname = hostname
+        self._head_host = head_host
         self._memory = ArenaView()
         self._programs: dict[int, Program | Colocated | PartError] = {}
         self._gangs: dict[int, Gang] = {}
@@ -292,6 +299,8 @@ class Host:
         collect_garbage()
 
     def _form_epoch(self, command: c.FormEpoch) -> None:
+        if command.address.startswith(":"):
+            command = command._replace(address=f"{self._head_host}{command.address}")
         gang = Gang(
             command,
             len(self.home.local),

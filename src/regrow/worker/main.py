@@ -56,7 +56,9 @@ def run(spec: dict[str, Any], client: Any = None) -> NoReturn:
     from regrow.worker.host import Host
 
     def make() -> Service:
-        host = Host(spec["devices"], spec.get("hostname", "127.0.0.1"), client)
+        endpoint = spec["endpoint"]
+        near = {} if isinstance(endpoint, str) else {"head_host": endpoint[0]}
+        host = Host(spec["devices"], spec.get("hostname", "127.0.0.1"), client, **near)
         enough_threads(len(spec["devices"]))
         return host
 
@@ -135,8 +137,9 @@ def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Servic
         log.error("the head is gone: %s", cause)
         os._exit(HEAD_GONE)
 
+    endpoint = spec["endpoint"]
     channel = WorkerChannel(
-        spec["endpoint"],
+        endpoint if isinstance(endpoint, str) else (endpoint[0], endpoint[1]),
         spec["secret"],
         identity,
         service.on_payload,
