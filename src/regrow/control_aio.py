@@ -125,7 +125,9 @@ class LineServer:
         if self._closed or len(self._peers) >= self._limit or not _is_own_user(writer):
             writer.transport.abort()
             return
-        await self.converse(reader, writer)
+        # asyncio logs a traceback for a handler that ends as cancelled.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.converse(reader, writer)
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves a connection, whoever made it; returns when it has ended."""
@@ -133,8 +135,7 @@ class LineServer:
         self._peers.add(peer)
         try:
             await self._read(peer, reader, writer)
-        except (ConnectionError, asyncio.CancelledError):
-            # asyncio logs a traceback for a handler that ends as cancelled.
+        except ConnectionError:
             logger.debug("a control connection broke off")
         finally:
             self._peers.discard(peer)
