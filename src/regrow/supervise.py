@@ -208,6 +208,8 @@ class Supervisor:
 
 def _check_hope(status: dict[str, Any], log_dir: str) -> None:
     """Gives up on slices that fail again and again to start."""
+    if status["worker_port"] is not None:
+        return  # Whoever is to join may come at any time.
     for one in status["slices"]:
         index, failures = one["index"], one["start_failures"]
         if failures < _HOPELESS_FAILURES:
