@@ -56,6 +56,7 @@ class Work:
         accounts: What is made of the timeline.
         options: What the head is like.
         start_timeout_s: How long the slices may take to be up.
+        head_deadline_s: How long the head may be silent; None: for ever.
         verbose: Whether to say more.
     """
 
@@ -65,6 +66,7 @@ class Work:
     accounts: Accounts
     options: Callable[[dict[str, Any], str], ClusterOptions]
     start_timeout_s: float
+    head_deadline_s: float | None
     verbose: bool
 
 
@@ -253,6 +255,7 @@ class _Job:
         runner = Runner(
             supervisor,
             work.faults,
+            head_deadline_s=work.head_deadline_s,
             accounts=work.accounts,
             verbose=work.verbose,
             leases=link,

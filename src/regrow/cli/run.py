@@ -82,6 +82,7 @@ def _run_as_job(
         accounts=Accounts(budgets=() if budget is None else parse_budgets(budget), path=timeline),
         options=options,
         start_timeout_s=start_timeout_s,
+        head_deadline_s=head_deadline_from(os.environ),
         verbose=verbose,
     )
     return run_job(job, work)
