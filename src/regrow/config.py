@@ -100,6 +100,9 @@ class ClusterOptions:
     log_dir: str | None = None
     log_level: LogLevel = "info"
     metrics_port: int | None = None
+    gcs_scratch_location: str | None = None
+    grace_s: float = 30.0
+    resume_after_s: float | None = None
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -147,6 +150,11 @@ class HeadConfig:
         log_level: What the head writes to its log.
         metrics_port: Port of the loopback interface where Prometheus finds metrics, 0 for any;
             None: nowhere.
+        gcs_scratch_location: Path or fsspec URL where the state of suspended slices goes; None: in the
+            home.
+        grace_s: How long a host that was told of its end has until then.
+        resume_after_s: Slices that were suspended by such a notice are started again after so many
+            seconds; None: when asked.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -171,6 +179,9 @@ class HeadConfig:
     logs: str | None = None
     log_level: LogLevel = "info"
     metrics_port: int | None = None
+    gcs_scratch_location: str | None = None
+    grace_s: float = 30.0
+    resume_after_s: float | None = None
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 
@@ -204,13 +215,14 @@ class HeadConfig:
             raise UsageError(f"num_elastic_instances is {elastic!r}; it must be 0 or more")
 
     def _check_times(self) -> None:
-        for what in ("hang_after_s", "reconnect_s", "start_deadline_s"):
+        for what in ("hang_after_s", "reconnect_s", "start_deadline_s", "grace_s"):
             value = getattr(self, what)
             if not _is_number(value) or value <= 0:
                 raise UsageError(f"{what} is {value!r}; it must be a number of seconds above 0")
-        after = self.restore_after_s
-        if after is not None and (not _is_number(after) or after < 0):
-            raise UsageError(f"restore_after_s is {after!r}; it must be 0 or more seconds, or None")
+        for what in ("restore_after_s", "resume_after_s"):
+            after = getattr(self, what)
+            if after is not None and (not _is_number(after) or after < 0):
+                raise UsageError(f"{what} is {after!r}; it must be 0 or more seconds, or None")
 
     def _check_tcp(self) -> None:
         if self.metrics_port is not None and not _is_port(self.metrics_port):

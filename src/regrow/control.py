@@ -28,6 +28,8 @@ Method = Literal[
     "stop",
     "cont",
     "restore",
+    "suspend",
+    "resume",
     "wait_healthy",
     "wait_client",
     "wait_step",
@@ -42,6 +44,8 @@ Method = Literal[
 EventKind = Literal[
     "slice_up",
     "slice_lost",
+    "slice_suspended",
+    "slice_resumed",
     "client_connected",
     "client_gone",
     "job_ends",

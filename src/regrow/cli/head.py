@@ -25,17 +25,11 @@ from regrow.cli.up import supervise
     metavar="HOST:PORT",
     help="Taken so that a Pathways manifest reads the same; slices are local.",
 )
-@click.option(
-    "--gcs_scratch_location",
-    metavar="DIR",
-    help="A local directory is where compiled programs are kept; gs:// is not used.",
-)
 def command(
     name: str | None,
     start_timeout_s: float,
     server_port: int | None,
     resource_manager_address: str | None,
-    gcs_scratch_location: str | None,
     **values: Any,
 ) -> int:
     """Run a head in the foreground, with the flags of Pathways' proxy server.
@@ -50,9 +44,7 @@ def command(
         say(
             f"--resource_manager_address {resource_manager_address} is not needed: slices are local"
         )
-    if gcs_scratch_location is not None:
-        if "://" in gcs_scratch_location:
-            say(f"--gcs_scratch_location {gcs_scratch_location} is not used")
-        else:
-            values["compile_cache_dir"] = gcs_scratch_location
+    scratch = values["gcs_scratch_location"]
+    if scratch is not None and "://" not in scratch:
+        values["compile_cache_dir"] = scratch
     return supervise(to_cluster_options(values), name, start_timeout_s, purpose="regrow head")

@@ -13,7 +13,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
@@ -50,6 +50,16 @@ class Controlled(Protocol):
 
     def restore(self, index: int) -> Awaitable[None] | None:
         """Begins to relaunch a lost slice."""
+        ...
+
+    async def suspend(
+        self, slices: Sequence[int] | None, why: str, url: str | None
+    ) -> dict[str, Any]:
+        """Has slices (None: all) leave with their state saved at a URL (None: the usual place)."""
+        ...
+
+    async def resume(self, slices: Sequence[int] | None, timeout_s: float | None) -> dict[str, Any]:
+        """Brings suspended slices (None: all) back; returns when their state is."""
         ...
 
     async def wait_healthy(self, timeout_s: float | None) -> None:
@@ -211,6 +221,8 @@ class ControlServer:
             case "kill" | "stop" | "cont" | "restore":
                 done = getattr(self._head, method)(_index(params))
                 return await done if inspect.isawaitable(done) else done
+            case "suspend" | "resume":
+                return await self._suspend(method, params)
             case "wait_healthy" | "wait_client":
                 return await getattr(self._head, method)(_timeout(params))
             case "wait_step":
@@ -219,10 +231,9 @@ class ControlServer:
                 return await self._head.wait_phase(str(params.get("phase")), _index(params))
             case "fault":
                 return self._head.fault(_index(params), str(params.get("fault")))
-            case "progress":
-                return self._head.progress(*_progress(params))
-            case "traced":
-                return self._head.traced(*_interval(params))
+            case "progress" | "traced":
+                read = _progress if method == "progress" else _interval
+                return getattr(self._head, method)(*read(params))
             case "events":
                 self._subscribers.add(writer)
                 return None
@@ -232,6 +243,12 @@ class ControlServer:
                 return None
             case _:
                 raise UsageError(f"there is no control method {method!r}")
+
+    async def _suspend(self, method: str, params: dict[str, Any]) -> Any:
+        if method == "resume":
+            return await self._head.resume(_slices(params), _timeout(params))
+        why = str(params.get("why") or "asked for")
+        return await self._head.suspend(_slices(params), why[:200], _url(params))
 
 
 def _parse(line: bytes) -> dict[str, Any]:
@@ -249,6 +266,22 @@ def _index(params: dict[str, Any]) -> int:
     if type(index) is not int:
         raise UsageError(f"{index!r} is no index of a slice")
     return index
+
+
+def _slices(params: dict[str, Any]) -> list[int] | None:
+    slices = params.get("slices")
+    if slices is None:
+        return None
+    if not isinstance(slices, list) or any(type(index) is not int for index in slices):
+        raise UsageError(f"{slices!r} is no list of slices")
+    return slices
+
+
+def _url(params: dict[str, Any]) -> str | None:
+    url = params.get("url")
+    if url is not None and not (isinstance(url, str) and url):
+        raise UsageError(f"{url!r} is no path or URL")
+    return url
 
 
 def _step(params: dict[str, Any]) -> int:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from regrow.head.fleet import Member
 
 FAULTS: Final = frozenset({"term", "segv", "exit", "oom", "diskfull", "mend", "sever"})
-"""What can be done; `sever` breaks the connections of a slice's hosts once."""
+"""What can be done; `sever` breaks the connections of a slice's hosts once. `term` is a SIGTERM that has
+no state saved. "trap:NAME=ACTION" sets a trap at one of `regrow.suspend.points`."""
 
 TERM_GRACE_S: Final = 5.0
 
@@ -25,7 +26,7 @@ def inflict(members: Sequence[Member], fault: str) -> None:
     Raises:
         UsageError: There is no such fault.
     """
-    if fault not in FAULTS:
+    if fault not in FAULTS and not fault.startswith("trap:"):
         raise UsageError(f"there is no fault {fault!r}; there are {', '.join(sorted(FAULTS))}")
     for member in members:
         _inflict(member, fault)

@@ -25,11 +25,13 @@ from regrow.head.gateway import PROTOCOL_MAX, PROTOCOL_MIN, Gateway
 from regrow.head.guard import Guard
 from regrow.head.metrics import MetricsServer
 from regrow.head.runtime import Runtime
+from regrow.head.suspension import Suspension
 from regrow.head.topology import Topology
 from regrow.head.watch import Watch
 from regrow.launchers.local import LocalLauncher
 from regrow.observe import Report, event_lines
 from regrow.slices import Progressed
+from regrow.suspend.points import set_trap_from
 from regrow.wire.schema import jaxlib_version
 from regrow.wire.service import Server, serve
 
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _SHARE_OF_MEMORY: Final = 0.4
 _CLOSE_DEADLINE_S: Final = 15.0
+_TRAP: Final = "headtrap:"
 
 
 @final
@@ -56,6 +59,9 @@ class Head:
         self._secret = secrets.token_bytes(32)
         self._fleet = Fleet(config, topology, launcher, self._secret, self._runtime)
         self._gateway = Gateway(self._runtime, self._on_clients)
+        self._suspension = Suspension(
+            config, self._runtime, self._fleet, self._gateway.tables, self._changed
+        )
         self._control = ControlServer(self, config.control_socket)
         self._attention = Attention(
             self._runtime.observer.run,
@@ -114,6 +120,7 @@ class Head:
 
     async def _close(self) -> None:
         self._attention.close()
+        await self._suspension.close()
         if self._metrics is not None:
             self._metrics.close()
         self._compiler.close()
@@ -139,10 +146,10 @@ class Head:
     def _changed(self, kind: Any, slice_index: int, incarnation: int, text: str) -> None:
         now = time.monotonic()
         took_s = None
-        if kind == "slice_up":
+        if kind in ("slice_up", "slice_resumed"):
             took_s = now - self._started
             self._up_since[slice_index] = now
-        elif kind == "slice_lost" and slice_index in self._up_since:
+        elif kind in ("slice_lost", "slice_suspended") and slice_index in self._up_since:
             took_s = now - self._up_since.pop(slice_index)
         self._control.publish(
             make_event(
@@ -217,6 +224,7 @@ class Head:
             "jaxlib": jaxlib_version(),
             "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
             "sessions": self._gateway.describe(),
+            "suspended": self._suspension.describe(),
             "timeline": self.timeline(),
         }
         return status
@@ -236,6 +244,16 @@ class Head:
     def restore(self, index: int) -> None:
         """Begins to relaunch a lost slice."""
         self._fleet.restore(index)
+
+    async def suspend(
+        self, slices: Sequence[int] | None, why: str, url: str | None
+    ) -> dict[str, Any]:
+        """Has slices leave with their state saved."""
+        return await self._suspension.suspend(slices, why, url=url)
+
+    async def resume(self, slices: Sequence[int] | None, timeout_s: float | None) -> dict[str, Any]:
+        """Brings suspended slices back."""
+        return await self._suspension.resume(slices, timeout_s)
 
     async def wait_healthy(self, timeout_s: float | None) -> None:
         """Returns when every slice is up; raises `WaitTimeout` at the deadline."""
@@ -281,7 +299,10 @@ class Head:
         return self._runtime.watch
 
     def fault(self, index: int, fault: str) -> None:
-        """Does a fault to a slice (see `regrow.head.inflict`)."""
+        """Does a fault to a slice (see `regrow.head.inflict`); "headtrap:…" sets one in the head."""
+        if fault.startswith(_TRAP):
+            set_trap_from(fault.removeprefix(_TRAP))
+            return
         self._fleet.inflict(index, fault)
 
     def shutdown(self) -> None:

@@ -25,12 +25,16 @@ from regrow.slices.model import (
     HostState,
     JobEnds,
     KillRequested,
+    Leave,
     Loss,
     Noted,
     Policy,
     Progressed,
     Request,
     RestoreRequested,
+    Resumed,
+    ResumeFailed,
+    ResumeRequested,
     Severity,
     ShutdownRequested,
     SliceEvent,
@@ -42,6 +46,7 @@ from regrow.slices.model import (
     StartRequested,
     StopHosts,
     StopRequested,
+    Suspended,
 )
 from regrow.slices.state import Membership, StallGuard
 from regrow.slices.story import Story, StoryEntry, StoryLine
@@ -72,6 +77,7 @@ __all__ = [
     "HostStatus",
     "JobEnds",
     "KillRequested",
+    "Leave",
     "Loss",
     "Membership",
     "Noted",
@@ -79,6 +85,9 @@ __all__ = [
     "Progressed",
     "Request",
     "RestoreRequested",
+    "ResumeFailed",
+    "ResumeRequested",
+    "Resumed",
     "Severity",
     "ShutdownRequested",
     "SliceEvent",
@@ -96,4 +105,5 @@ __all__ = [
     "Story",
     "StoryEntry",
     "StoryLine",
+    "Suspended",
 ]

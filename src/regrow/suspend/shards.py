@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar, final
 
 from regrow.errors import StorageError
+from regrow.suspend.points import reach
 from regrow.suspend.snapshots import CHUNKS
 from regrow.suspend.storage import Storage
 
@@ -82,16 +83,19 @@ def write_shards(
         if stop():
             raise StorageError("the snapshot was given up")
         digest = hashlib.sha256(piece).hexdigest()
+        reach("worker-chunk-hashed")
         name = f"{CHUNKS}/{digest}"
         new = storage.size(name) != len(piece)
         if new:
             storage.write(name, piece)
+            reach("worker-chunk-written")
         traffic.add(len(piece), len(piece) if new else 0)
         hashes[number][index] = digest
 
     first = int(len(work) * turn)
     _each(one, work[first:] + work[:first])
     storage.sync(CHUNKS)
+    reach("worker-chunks-synced")
     return hashes, traffic
 
 
@@ -116,6 +120,7 @@ def read_shards(
         piece, digest = item
         name = f"{CHUNKS}/{digest}"
         size = storage.read_into(name, piece)
+        reach("worker-chunk-read")
         if size != len(piece) or hashlib.sha256(piece).hexdigest() != digest:
             raise StorageError(
                 f"{storage.url}/{name} is damaged: its content does not have the hash of its name"

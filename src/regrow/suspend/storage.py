@@ -11,12 +11,14 @@ import errno
 import itertools
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 from urllib.parse import unquote, urlsplit
 
 from regrow.errors import StorageError, UsageError
+from regrow.suspend.points import reach
 from regrow.suspend.sweep import PART_SUFFIX
 
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -59,6 +61,10 @@ class Storage(Protocol):
 
     def below(self, folder: str) -> Storage:
         """The storage of a folder."""
+        ...
+
+    def clear(self) -> None:
+        """Removes everything; what cannot be removed stays."""
         ...
 
 
@@ -127,6 +133,7 @@ class LocalStorage:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 _write_synced(part, data)
+                reach("aside")
                 os.replace(part, path)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -178,6 +185,10 @@ class LocalStorage:
         """Removes a file."""
         with self._told(name, "cannot be removed"), contextlib.suppress(FileNotFoundError):
             (self._path / name).unlink()
+
+    def clear(self) -> None:
+        """Removes the directory."""
+        shutil.rmtree(self._path, ignore_errors=True)
 
     @contextlib.contextmanager
     def _told(self, name: str, what: str) -> Iterator[None]:
@@ -285,6 +296,11 @@ class RemoteStorage:
         """Removes an object."""
         with self._told(name, "cannot be removed"), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._root}/{name}")
+
+    def clear(self) -> None:
+        """Removes all objects."""
+        with contextlib.suppress(Exception):
+            self._fs.rm(self._root, recursive=True)
 
     @contextlib.contextmanager
     def _told(self, name: str, what: str) -> Iterator[None]:

@@ -30,7 +30,8 @@ class Leftovers:
 
 def old(numbers: Iterable[int], kept: int = KEPT) -> tuple[int, ...]:
     """The snapshots that are not among the latest."""
-    return tuple(sorted(numbers)[:-kept])
+    ordered = sorted(numbers)
+    return tuple(ordered[: max(len(ordered) - kept, 0)])
 
 
 def leftovers(
