@@ -9,6 +9,8 @@ import click
 from regrow.cli.options import cluster_options, tcp_options, to_cluster_options
 from regrow.cli.report import say
 from regrow.cli.up import supervise
+from regrow.errors import UsageError
+from regrow.suspend.storage import check_url
 
 
 @click.command("head")
@@ -45,6 +47,23 @@ def command(
             f"--resource_manager_address {resource_manager_address} is not needed: slices are local"
         )
     scratch = values["gcs_scratch_location"]
-    if scratch is not None and "://" not in scratch:
-        values["compile_cache_dir"] = scratch
+    if scratch is not None:
+        values |= _scratch(scratch)
     return supervise(to_cluster_options(values), name, start_timeout_s, purpose="regrow head")
+
+
+def _scratch(location: str) -> dict[str, str | None]:
+    """What a scratch location is good for: state, and in a directory compiled programs, too.
+
+    A manifest may name a bucket that this machine cannot reach, which is no reason not to start.
+    """
+    if "://" not in location:
+        return {"compile_cache_dir": location}
+    try:
+        check_url(location)
+    except UsageError as error:
+        say(
+            f"--gcs_scratch_location is not used, the state of suspended slices stays here: {error}"
+        )
+        return {"gcs_scratch_location": None}
+    return {}
