@@ -30,6 +30,8 @@ Method = Literal[
     "restore",
     "suspend",
     "resume",
+    "suspend_job",
+    "suspend_requested",
     "wait_healthy",
     "wait_client",
     "wait_step",

@@ -104,8 +104,11 @@ class Rig:
         return found
 
     def trap(self, index: int, text: str) -> None:
-        """Sets a trap in the hosts of a slice; the head's own with an index below 0."""
-        fault = f"headtrap:{text}" if index < 0 else f"trap:{text}"
+        """Sets a trap: in the head (index below 0), the hosts of a slice, or the next ones of it."""
+        there = self.states()[max(index, 0)] != "suspended"
+        fault = (
+            f"headtrap:{text}" if index < 0 else f"trap:{text}" if there else f"next:trap:{text}"
+        )
         path = self.cluster.config.control_socket
         request(path, "fault", index=max(index, 0), fault=fault)
 

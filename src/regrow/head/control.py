@@ -62,6 +62,14 @@ class Controlled(Protocol):
         """Brings suspended slices (None: all) back; returns when their state is."""
         ...
 
+    def suspend_job(self) -> None:
+        """Lets clients know that the whole job is to end, with its state saved by themselves."""
+        ...
+
+    def suspend_requested(self) -> bool:
+        """Whether that was asked for."""
+        ...
+
     async def wait_healthy(self, timeout_s: float | None) -> None:
         """Returns when every slice is up; raises `WaitTimeout` at the deadline."""
         ...
@@ -216,7 +224,7 @@ class ControlServer:
         if not isinstance(params, dict):
             raise UsageError("the parameters of a control request are no object")
         match method:
-            case "status" | "timeline":
+            case "status" | "timeline" | "suspend_job" | "suspend_requested":
                 return getattr(self._head, method)()
             case "kill" | "stop" | "cont" | "restore":
                 done = getattr(self._head, method)(_index(params))

@@ -22,7 +22,7 @@ from regrow.errors import (
     WaitTimeout,
 )
 from regrow.head.guard import unexpected, watch
-from regrow.head.inflict import inflict
+from regrow.head.inflict import NEXT, inflict
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec, Launcher, Process
@@ -134,6 +134,7 @@ class Fleet:
         self._changed: asyncio.Event = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self._for_next: dict[int, str] = {}
         self._unheeded: set[tuple[int, int]] = set()
 
     # --- life ---
@@ -272,6 +273,8 @@ class Fleet:
         if isinstance(command, c.Pong):
             self.handle(Heartbeat(index, incarnation, host))
         elif isinstance(command, c.Up):
+            if index in self._for_next:
+                inflict([member], self._for_next.pop(index))
             self.handle(HostReady(index, incarnation, host))
             return
         elif isinstance(command, c.Noticed) and not self._heeds(index, incarnation):
@@ -403,6 +406,9 @@ class Fleet:
         Raises:
             ControlError: The slice has no processes.
         """
+        if fault.startswith(NEXT):
+            self._for_next[index] = fault.removeprefix(NEXT)
+            return
         self._check(KillRequested(index))
         incarnation = self.membership.info(index).incarnation
         members = self._of(index, incarnation)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final, final
 
 from regrow.config import HeadConfig
-from regrow.errors import ClusterError, Code, StatusError, WaitTimeout
+from regrow.errors import ClusterError, Code, ControlError, StatusError, WaitTimeout
 from regrow.head.aides import Aide
 from regrow.head.attention import Attention
 from regrow.head.control import ControlServer, make_event
@@ -77,6 +77,7 @@ class Head:
         self._guard = Guard(lambda _: self._stop.set())
         self._client = asyncio.Event()
         self._clients = 0
+        self._job_ends = False
         self._started = time.monotonic()
         self._up_since: dict[int, float] = {}
 
@@ -250,6 +251,22 @@ class Head:
     ) -> dict[str, Any]:
         """Has slices leave with their state saved."""
         return await self._suspension.suspend(slices, why, url=url)
+
+    def suspend_job(self) -> None:
+        """Lets clients know that the whole job is to end.
+
+        Raises:
+            ControlError: Slices are suspended, so that no client can do anything.
+        """
+        if self._suspension.stored:
+            raise ControlError(
+                "slices are suspended, and clients can save nothing; resume them first"
+            )
+        self._job_ends = True
+
+    def suspend_requested(self) -> bool:
+        """Whether that was asked for."""
+        return self._job_ends
 
     async def resume(self, slices: Sequence[int] | None, timeout_s: float | None) -> dict[str, Any]:
         """Brings suspended slices back."""

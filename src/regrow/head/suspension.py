@@ -159,8 +159,8 @@ class Suspension:
             wanted = self._wanted(slices)
             gate = self._runtime.gate
             gate.close()
-            reach("head-gate-closed")
             try:
+                reach("head-gate-closed")
                 saved = await self._save(wanted, why, store, grace_s)
             except (StatusError, StorageError, WaitTimeout, ControlError) as error:
                 if not self.stored:

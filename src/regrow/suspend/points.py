@@ -6,8 +6,8 @@ between a file that was written aside and its name.
 
 from __future__ import annotations
 
-import os
 import signal
+import threading
 from typing import Final, Literal, cast
 
 from regrow.errors import StorageError, UsageError
@@ -81,4 +81,7 @@ def reach(name: str) -> None:
     _trap = None
     if action == "fail":
         raise StorageError("the storage cannot be written: No space left on device (on purpose)")
-    os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+    # To this very thread, or it would go on until another one has taken the signal.
+    signal.pthread_kill(
+        threading.get_ident(), signal.SIGKILL if action == "kill" else signal.SIGSTOP
+    )

@@ -17,6 +17,7 @@ from regrow.channel.handshake import Identity, Role
 from regrow.channel.worker_end import WorkerChannel
 from regrow.errors import RegrowError
 from regrow.suspend.points import reach
+from regrow.worker import metadata
 from regrow.worker.garbage import collect_aside
 from regrow.worker.platform import initialise
 
@@ -149,7 +150,12 @@ def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Servic
     channel.connect(_CONNECT_S)
     channel.send(c.pack_all([c.Up(jaxlib_version, True)]))
     if watch_for is not None:
-        watch_for(lambda why: channel.send(c.pack_all([c.Noticed(why)])))
+
+        def tell(why: str) -> None:
+            channel.send(c.pack_all([c.Noticed(why)]))
+
+        watch_for(tell)
+        metadata.watch(tell)
     service.run()
     reach("worker-leaves")
     channel.close()
