@@ -72,13 +72,12 @@ class Client:
         assert self.process.stdout is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self._reader.join()
-            self.process.stdout.close()
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
 
 
 class Rig:

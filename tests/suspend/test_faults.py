@@ -167,8 +167,7 @@ def _resume_under(rig: Rig, action: str) -> None:
         assert error is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("when", "point"), OF_HEAD, ids="-".join)
+@pytest.mark.parametrize(("when", "point"), cells(OF_HEAD, set()))
 def test_the_head_is_killed(tmp_path: Path, when: str, point: str) -> None:
     with Rig(tmp_path) as rig:
         url = rig.place()

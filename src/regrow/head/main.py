@@ -177,6 +177,8 @@ class Head:
 
     def _long_wait(self, text: str, waited_s: float) -> None:
         """A wait lasts longer than it usually does."""
+        if self._runtime.gate.closed:  # And everybody knows why.
+            return
         log.info("%s", text)
         self._control.publish(make_event("long_wait", text=text, took_s=waited_s))
 
