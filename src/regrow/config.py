@@ -104,6 +104,9 @@ class ClusterOptions:
     metrics_port: int | None = None
     machines_socket: str | None = None
     worker_port: int | None = None
+    gcs_scratch_location: str | None = None
+    grace_s: float = 30.0
+    resume_after_s: float | None = None
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -155,6 +158,11 @@ class HeadConfig:
             `regrow.jobs.machines`); None: slices are processes of its own.
         worker_port: Port, on every address, where hosts join from other machines (`regrow worker`;
             they present the token of `tcp`), 0 for any; None: hosts are processes of its own.
+        gcs_scratch_location: Path or fsspec URL where the state of suspended slices goes; None: in the
+            home.
+        grace_s: How long a host that was told of its end has until then.
+        resume_after_s: Slices that were suspended by such a notice are started again after so many
+            seconds; None: when asked.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -181,6 +189,9 @@ class HeadConfig:
     metrics_port: int | None = None
     machines_socket: str | None = None
     worker_port: int | None = None
+    gcs_scratch_location: str | None = None
+    grace_s: float = 30.0
+    resume_after_s: float | None = None
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 
@@ -214,13 +225,14 @@ class HeadConfig:
             raise OptionError("num_elastic_instances", elastic, "it must be 0 or more")
 
     def _check_times(self) -> None:
-        for what in ("hang_after_s", "reconnect_s", "start_deadline_s"):
+        for what in ("hang_after_s", "reconnect_s", "start_deadline_s", "grace_s"):
             value = getattr(self, what)
             if not _is_number(value) or value <= 0:
                 raise OptionError(what, value, "it must be a number of seconds above 0")
-        after = self.restore_after_s
-        if after is not None and (not _is_number(after) or after < 0):
-            raise OptionError("restore_after_s", after, "it must be 0 or more seconds")
+        for what in ("restore_after_s", "resume_after_s"):
+            after = getattr(self, what)
+            if after is not None and (not _is_number(after) or after < 0):
+                raise OptionError(what, after, "it must be 0 or more seconds")
 
     def _check_tcp(self) -> None:
         if self.metrics_port is not None and not _is_port(self.metrics_port):

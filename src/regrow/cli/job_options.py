@@ -22,17 +22,6 @@ _OPTIONS: Final = [
     ),
     click.option("--priority", metavar="CLASS", help="Priority class of the job, with --cluster."),
     click.option(
-        "--restart",
-        type=click.Choice(["never", "on-failure"]),
-        help="Whether the job is started anew, with --cluster.  [default: never]",
-    ),
-    click.option(
-        "--max-restarts",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="How often after a failure of its own; a preemption costs none.  [default: 0]",
-    ),
-    click.option(
         "--wait",
         "wait_s",
         type=seconds_or_never,
@@ -85,7 +74,7 @@ class JobOptions:
         return spec if self.priority is None else spec | {"priority_class": self.priority}
 
 
-_SHARED_ONLY: Final = ("priority", "restart", "max_restarts", "wait_s")
+_SHARED_ONLY: Final = ("priority", "wait_s")
 _OWN_ONLY: Final = ("restore_after_s",)
 
 
@@ -98,7 +87,9 @@ def job_options(function: _Function) -> _Function:
     return wrapped
 
 
-def take_job_options(context: click.Context, values: dict[str, Any]) -> JobOptions | None:
+def take_job_options(
+    context: click.Context, values: dict[str, Any], restart: str, max_restarts: int
+) -> JobOptions | None:
     """Takes them out of a command's values; None: the cluster is the command's own.
 
     Raises:
@@ -127,7 +118,7 @@ def take_job_options(context: click.Context, values: dict[str, Any]) -> JobOptio
         hosts=values["hosts_per_slice"] if given("hosts_per_slice") else None,
         elastic=values["num_elastic_instances"],
         priority=asked["priority"],
-        restart=asked["restart"] or "never",
-        max_restarts=asked["max_restarts"] or 0,
+        restart=restart,
+        max_restarts=max_restarts,
         wait_s=asked["wait_s"] if given("wait_s") else _WAIT_S,
     )

@@ -92,6 +92,10 @@ class EventReporter:
                 lost_at = self._lost_at.pop(index, None)
                 after = "" if lost_at is None else f" after {event['at'] - lost_at:.2f} s"
                 return f"slice {index} is back{after} (incarnation {event['incarnation']})"
+            case "slice_suspended":
+                return f"slice {index} is suspended: {event['text']}"
+            case "slice_resumed":
+                return f"slice {index} is resumed (incarnation {event['incarnation']})"
             case "job_ends":
                 return f"the job ends: {event['text']}"
             case "elastic_event" | "long_wait":

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, Protocol, final
 
 from regrow.control import Event, EventKind
@@ -42,6 +42,24 @@ class Controlled(Protocol):
 
     def restore(self, index: int) -> Awaitable[None] | None:
         """Begins to relaunch a lost slice."""
+        ...
+
+    async def suspend(
+        self, slices: Sequence[int] | None, why: str, url: str | None
+    ) -> dict[str, Any]:
+        """Has slices (None: all) leave with their state saved at a URL (None: the usual place)."""
+        ...
+
+    async def resume(self, slices: Sequence[int] | None, timeout_s: float | None) -> dict[str, Any]:
+        """Brings suspended slices (None: all) back; returns when their state is."""
+        ...
+
+    def suspend_job(self) -> None:
+        """Lets clients know that the whole job is to end, with its state saved by themselves."""
+        ...
+
+    def suspend_requested(self) -> bool:
+        """Whether that was asked for."""
         ...
 
     async def wait_healthy(self, timeout_s: float | None) -> None:
@@ -144,10 +162,12 @@ class ControlServer:
 
     def _do(self, peer: Peer, method: str, params: dict[str, Any]) -> Any:
         match method:
-            case "ping" | "status" | "timeline":
+            case "ping" | "status" | "timeline" | "suspend_job" | "suspend_requested":
                 return getattr(self._head, method)()
             case "kill" | "stop" | "cont" | "restore":
                 return getattr(self._head, method)(_index(params))
+            case "suspend" | "resume":
+                return self._suspend(method, params)
             case "wait_healthy" | "wait_client":
                 return getattr(self._head, method)(_timeout(params))
             case "wait_step":
@@ -156,10 +176,9 @@ class ControlServer:
                 return self._head.wait_phase(str(params.get("phase")), _index(params))
             case "fault":
                 return self._head.fault(_index(params), str(params.get("fault")))
-            case "progress":
-                return self._head.progress(*_progress(params))
-            case "traced":
-                return self._head.traced(*_interval(params))
+            case "progress" | "traced":
+                read = _progress if method == "progress" else _interval
+                return getattr(self._head, method)(*read(params))
             case "lease" | "withdraw" | "give_back":
                 return self._leases(method, params)
             case "events":
@@ -171,6 +190,12 @@ class ControlServer:
                 return None
             case _:
                 raise UsageError(f"there is no control method {method!r}")
+
+    def _suspend(self, method: str, params: dict[str, Any]) -> Any:
+        if method == "resume":
+            return self._head.resume(_slices(params), _timeout(params))
+        why = str(params.get("why") or "asked for")
+        return self._head.suspend(_slices(params), why[:200], _url(params))
 
 
 def _number(params: dict[str, Any], name: str) -> int:
@@ -186,6 +211,22 @@ def _index(params: dict[str, Any]) -> int:
 
 def _lease(params: dict[str, Any]) -> Lease:
     return Lease(_index(params), _number(params, "incarnation"))
+
+
+def _slices(params: dict[str, Any]) -> list[int] | None:
+    slices = params.get("slices")
+    if slices is None:
+        return None
+    if not isinstance(slices, list) or any(type(index) is not int for index in slices):
+        raise UsageError(f"{slices!r} is no list of slices")
+    return slices
+
+
+def _url(params: dict[str, Any]) -> str | None:
+    url = params.get("url")
+    if url is not None and not (isinstance(url, str) and url):
+        raise UsageError(f"{url!r} is no path or URL")
+    return url
 
 
 def _step(params: dict[str, Any]) -> int:

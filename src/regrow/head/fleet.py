@@ -13,14 +13,16 @@ from regrow.channel.handshake import Hello
 from regrow.channel.head_end import HeadChannel, WorkerServer, serve_workers
 from regrow.config import HeadConfig
 from regrow.errors import (
+    Code,
     ControlError,
     LaunchError,
     SliceLostError,
+    StatusError,
     UsageError,
     WaitTimeout,
 )
 from regrow.head.guard import unexpected, watch
-from regrow.head.inflict import inflict
+from regrow.head.inflict import NEXT, inflict
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec, Launcher, Process
@@ -41,6 +43,7 @@ from regrow.slices import (
     HostStartFailed,
     JobEnds,
     KillRequested,
+    Leave,
     Membership,
     Policy,
     Request,
@@ -61,6 +64,7 @@ log = logging.getLogger(__name__)
 _BEAT_S: Final = 0.1
 _PINGS_PER_DEADLINE: Final = 8
 _LOSS_S: Final = 10.0
+_LEAVE_S: Final = 5.0
 _PATIENCE: Final = 2.0
 
 
@@ -134,6 +138,8 @@ class Fleet:
         self._changed: asyncio.Event = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self._for_next: dict[int, str] = {}
+        self._unheeded: set[tuple[int, int]] = set()
 
     # --- life ---
 
@@ -207,6 +213,8 @@ class Fleet:
                 self._signal(action)
             case EndHost():
                 self._end(action)
+            case Leave():
+                self._leave(action)
             case JobEnds():
                 self._owner.job_ends(action.text)
 
@@ -275,10 +283,20 @@ class Fleet:
         if isinstance(command, c.Pong):
             self.handle(Heartbeat(index, incarnation, host))
         elif isinstance(command, c.Up):
+            if index in self._for_next:
+                inflict([member], self._for_next.pop(index))
             self.handle(HostReady(index, incarnation, host))
+            return
+        elif isinstance(command, c.Noticed) and not self._heeds(index, incarnation):
+            member.link.send(c.Go())
             return
         if self.membership.is_live(index, incarnation):
             self._owner.report(member.link, command)
+
+    def _heeds(self, index: int, incarnation: int) -> bool:
+        """Whether a notice to a host has its slice suspended; else it ends as it would have."""
+        live = self.membership.is_live(index, incarnation)
+        return live and (index, incarnation) not in self._unheeded
 
     def _authorize(self, hello: Hello) -> HeadChannel | str:
         who = hello.identity
@@ -295,6 +313,9 @@ class Fleet:
         member = self._members.pop((index, host, incarnation), None)
         if member is not None:
             member.link.ended()
+            if member.link.lost is None:
+                gone = StatusError(Code.UNAVAILABLE, f"{member.link.name} has ended: {cause}")
+                member.link.lose(gone)
             member.channel.close()
         if not self._of(index, incarnation):
             self.handle(Fenced(index, incarnation))
@@ -329,6 +350,20 @@ class Fleet:
             asyncio.get_running_loop().call_soon(
                 self.handle, Fenced(action.index, action.incarnation)
             )
+
+    def _leave(self, action: Leave) -> None:
+        for _, member in self._of(action.index, action.incarnation):
+            member.link.send(c.Exit())
+            if member.process is not None:
+                asyncio.get_running_loop().call_later(_LEAVE_S, member.process.kill)
+
+    def dismiss(self, index: int) -> None:
+        """Has the hosts of a slice end as a notice to them would have ended them."""
+        incarnation = self.membership.info(index).incarnation
+        for _, member in self._of(index, incarnation):
+            member.link.send(c.Go())
+            if member.process is not None:
+                asyncio.get_running_loop().call_later(_LEAVE_S, member.process.kill)
 
     def _end(self, action: EndHost) -> None:
         member = self._members.get((action.index, action.host, action.incarnation))
@@ -381,8 +416,14 @@ class Fleet:
         Raises:
             ControlError: The slice has no processes.
         """
+        if fault.startswith(NEXT):
+            self._for_next[index] = fault.removeprefix(NEXT)
+            return
         self._check(KillRequested(index))
-        members = self._of(index, self.membership.info(index).incarnation)
+        incarnation = self.membership.info(index).incarnation
+        members = self._of(index, incarnation)
+        if fault == "term":
+            self._unheeded.add((index, incarnation))
         inflict([member for _, member in members], fault)
 
     def _check(self, request: Request) -> None:

@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, final
 
 from regrow.config import HeadConfig
-from regrow.errors import ClusterError, Code, StatusError, UsageError, WaitTimeout
+from regrow.errors import (
+    ClusterError,
+    Code,
+    ControlError,
+    StatusError,
+    UsageError,
+    WaitTimeout,
+)
 from regrow.head.aides import Aide
 from regrow.head.attention import Attention
 from regrow.head.control import ControlServer, make_event
@@ -26,12 +33,14 @@ from regrow.head.guard import Guard
 from regrow.head.leases import Leases
 from regrow.head.metrics import MetricsServer
 from regrow.head.runtime import Runtime
+from regrow.head.suspension import Suspension
 from regrow.head.topology import Topology
 from regrow.launchers.joined import EVERY_ADDRESS, JoinedLauncher
 from regrow.launchers.leased import Lease, LeasedLauncher
 from regrow.launchers.local import LocalLauncher
 from regrow.observe import Report, event_lines
 from regrow.slices import Progressed
+from regrow.suspend.points import set_trap_from
 from regrow.wire.schema import jaxlib_version
 from regrow.wire.service import Server, serve
 from regrow.wire.sockets import listen_tcp
@@ -41,6 +50,7 @@ log = logging.getLogger(__name__)
 AnyLauncher: TypeAlias = LocalLauncher | LeasedLauncher | JoinedLauncher
 _SHARE_OF_MEMORY: Final = 0.4
 _CLOSE_DEADLINE_S: Final = 15.0
+_TRAP: Final = "headtrap:"
 
 
 @final
@@ -64,6 +74,9 @@ class Head:
             Leases(launcher, self._fleet) if isinstance(launcher, LeasedLauncher) else None
         )
         self._gateway = Gateway(self._runtime, self._on_clients)
+        self._suspension = Suspension(
+            config, self._runtime, self._fleet, self._gateway.tables, self._changed
+        )
         self._control = ControlServer(self, config.control_socket)
         self._attention = Attention(
             self._runtime.observer.run,
@@ -79,6 +92,7 @@ class Head:
         self._guard = Guard(lambda _: self._stop.set())
         self._client = asyncio.Event()
         self._clients = 0
+        self._job_ends = False
         self._started = time.monotonic()
         self._up_since: dict[int, float] = {}
 
@@ -127,6 +141,7 @@ class Head:
 
     async def _close(self) -> None:
         self._attention.close()
+        await self._suspension.close()
         if self._metrics is not None:
             self._metrics.close()
         self._compiler.close()
@@ -156,10 +171,10 @@ class Head:
                 self._control.publish(told)
         now = time.monotonic()
         took_s = None
-        if kind == "slice_up":
+        if kind in ("slice_up", "slice_resumed"):
             took_s = now - self._started
             self._up_since[slice_index] = now
-        elif kind == "slice_lost" and slice_index in self._up_since:
+        elif kind in ("slice_lost", "slice_suspended") and slice_index in self._up_since:
             took_s = now - self._up_since.pop(slice_index)
         self._control.publish(
             make_event(
@@ -186,6 +201,8 @@ class Head:
 
     def _long_wait(self, text: str, waited_s: float) -> None:
         """A wait lasts longer than it usually does."""
+        if self._runtime.gate.closed:  # And everybody knows why.
+            return
         log.info("%s", text)
         self._control.publish(make_event("long_wait", text=text, took_s=waited_s))
 
@@ -238,6 +255,7 @@ class Head:
             "jaxlib": jaxlib_version(),
             "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
             "sessions": self._gateway.describe(),
+            "suspended": self._suspension.describe(),
             "timeline": self.timeline(),
         }
         return status
@@ -257,6 +275,32 @@ class Head:
     def restore(self, index: int) -> None:
         """Begins to relaunch a lost slice."""
         self._fleet.restore(index)
+
+    async def suspend(
+        self, slices: Sequence[int] | None, why: str, url: str | None
+    ) -> dict[str, Any]:
+        """Has slices leave with their state saved."""
+        return await self._suspension.suspend(slices, why, url=url)
+
+    def suspend_job(self) -> None:
+        """Lets clients know that the whole job is to end.
+
+        Raises:
+            ControlError: Slices are suspended, so that no client can do anything.
+        """
+        if self._suspension.stored:
+            raise ControlError(
+                "slices are suspended, and clients can save nothing; resume them first"
+            )
+        self._job_ends = True
+
+    def suspend_requested(self) -> bool:
+        """Whether that was asked for."""
+        return self._job_ends
+
+    async def resume(self, slices: Sequence[int] | None, timeout_s: float | None) -> dict[str, Any]:
+        """Brings suspended slices back."""
+        return await self._suspension.resume(slices, timeout_s)
 
     async def wait_healthy(self, timeout_s: float | None) -> None:
         """Returns when every slice is up; raises `WaitTimeout` at the deadline."""
@@ -293,7 +337,10 @@ class Head:
         await self._runtime.observer.watch.phase(phase, index)
 
     def fault(self, index: int, fault: str) -> None:
-        """Does a fault to a slice (see `regrow.head.inflict`)."""
+        """Does a fault to a slice (see `regrow.head.inflict`); "headtrap:…" sets one in the head."""
+        if fault.startswith(_TRAP):
+            set_trap_from(fault.removeprefix(_TRAP))
+            return
         self._fleet.inflict(index, fault)
 
     def lease(self, rank: int, lease: Lease) -> None:

@@ -105,6 +105,11 @@ class Session:
                     self._handlers[name] = getattr(group, name)
         runtime.observer.around(self._handlers, self._tables)
 
+    @property
+    def tables(self) -> Tables:
+        """What its handles stand for."""
+        return self._tables
+
     # --- host buffers ---
 
     def store_begin(self, handle: int, size: int) -> memoryview:
@@ -153,6 +158,7 @@ class Session:
     def closed(self) -> None:
         """The client is gone."""
         self._closed = True
+        self._runtime.gate.forget(self)
         self._inbox.clear()
         self._incoming.clear()
         self._tables.clear()
@@ -173,11 +179,19 @@ class Session:
                 Code.INVALID_ARGUMENT, f"a message of {len(data)} bytes is no IfrtRequest"
             ) from None
         self.requests += 1
-        if self._inbox or not self._handle(request):
+        if self._inbox or self._held_back(request) or not self._handle(request):
             self._inbox.append(request)
 
+    def _held_back(self, request: Any) -> bool:
+        """Whether slices are suspended: then the request waits until they are back."""
+        gate = self._runtime.gate
+        if not gate.closed or request.WhichOneof("request") == "init_request":
+            return False
+        gate.park(self, self._go_on)
+        return True
+
     def _go_on(self) -> None:
-        while self._inbox and self._handle(self._inbox[0]):
+        while self._inbox and not self._held_back(self._inbox[0]) and self._handle(self._inbox[0]):
             self._inbox.popleft()
 
     def _handle(self, request: Any) -> bool:

@@ -25,12 +25,16 @@ from regrow.slices.model import (
     HostState,
     JobEnds,
     KillRequested,
+    Leave,
     Loss,
     Noted,
     Policy,
     Progressed,
     Request,
     RestoreRequested,
+    Resumed,
+    ResumeFailed,
+    ResumeRequested,
     Severity,
     ShutdownRequested,
     SliceEvent,
@@ -43,6 +47,7 @@ from regrow.slices.model import (
     StartRequested,
     StopHosts,
     StopRequested,
+    Suspended,
 )
 from regrow.slices.state import Membership, StallGuard
 from regrow.slices.story import Story, StoryEntry, StoryLine
@@ -73,6 +78,7 @@ __all__ = [
     "HostStatus",
     "JobEnds",
     "KillRequested",
+    "Leave",
     "Loss",
     "Membership",
     "Noted",
@@ -80,6 +86,9 @@ __all__ = [
     "Progressed",
     "Request",
     "RestoreRequested",
+    "ResumeFailed",
+    "ResumeRequested",
+    "Resumed",
     "Severity",
     "ShutdownRequested",
     "SliceEvent",
@@ -98,4 +107,5 @@ __all__ = [
     "Story",
     "StoryEntry",
     "StoryLine",
+    "Suspended",
 ]

@@ -6,7 +6,10 @@ import contextlib
 import logging
 import os
 import select
+import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol
 
@@ -15,6 +18,8 @@ from regrow.channel.handshake import Identity, Role
 from regrow.channel.worker_end import WorkerChannel
 from regrow.control import ControlConnection
 from regrow.errors import RegrowError
+from regrow.suspend.points import reach
+from regrow.worker import metadata
 from regrow.worker.garbage import collect_aside
 from regrow.worker.platform import initialise, make_home_client
 
@@ -122,6 +127,29 @@ def _be_considerate() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def _notices() -> Callable[[Callable[[str], None]], None]:
+    """Takes SIGTERM as the notice that it is; returns what names who is to be told.
+
+    The head decides what follows: it has the state saved, or this process ended at once. The main thread
+    may be busy in XLA, where Python handles no signal, so another one is woken by the kernel.
+    """
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+
+    def watch(tell: Callable[[str], None]) -> None:
+        def wait() -> None:
+            with theirs:
+                while received := ours.recv(1):
+                    if received[0] == signal.SIGTERM:
+                        tell("SIGTERM")
+
+        threading.Thread(target=wait, name="notices", daemon=True).start()
+
+    return watch
+
+
 def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Service]) -> int:
     from jaxlib.version import __version__ as jaxlib_version
 
@@ -130,6 +158,7 @@ def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Servic
     sys.setswitchinterval(_SWITCH_S)
     initialise()
     service = make()
+    watch_for = _notices() if role == "worker" else None
     collect_aside(service.work_done)
     identity = Identity(role, spec["slice"], spec["host"], spec["incarnation"], os.getpid())
 
@@ -149,6 +178,14 @@ def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Servic
     service.connect(channel)
     channel.connect(_CONNECT_S)
     channel.send(c.pack_all([c.Up(jaxlib_version, True)]))
+    if watch_for is not None:
+
+        def tell(why: str) -> None:
+            channel.send(c.pack_all([c.Noticed(why)]))
+
+        watch_for(tell)
+        metadata.watch(tell)
     service.run()
+    reach("worker-leaves")
     channel.close()
     return 0
