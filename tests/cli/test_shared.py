@@ -203,6 +203,25 @@ def test_what_a_shared_cluster_cannot_be(regrow, one_line, tmp_path) -> None:
     assert "no shared cluster answers at" in one_line(unknown, 3)
 
 
+@pytest.mark.slow
+def test_a_job_that_is_preempted_is_suspended_and_goes_on(pools) -> None:
+    pool = pools(2)
+    # It is neither elastic nor to be restarted: only a suspension lets it go on.
+    low = pool.job("low", "--slices", "2", "--priority", "low")
+    pool.until(lambda: low.steps_on([0, 1], 0))
+    high = pool.job("high", "--slices", "2", "--priority", "high")
+    pool.until(lambda: high.steps_on([0, 1], 0))
+    assert pool.told("low")["phase"] == "suspended"
+    steps = len(low.steps())
+    # It stays so over the death of the manager.
+    pool.kill_process("regrow.jobs")
+    pool.until(lambda: pool.told("low").get("phase") == "suspended")
+    assert len(low.steps()) == steps
+    high.end()
+    pool.until(lambda: low.steps_on([0, 1], time.time()))
+    assert "resumed" in low.end()
+
+
 class Invariants:
     """Looks at a shared cluster again and again, and notes what must not be."""
 

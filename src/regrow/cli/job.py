@@ -166,6 +166,7 @@ class _Job:
         self._work = work
         self._config = work.options(shape, str(directory / MACHINES_SOCKET))
         self._started = 0
+        self._link: LeaseLink | None = None
         self._said = ""
 
     def run(self) -> int:
@@ -173,11 +174,17 @@ class _Job:
         while True:
             self._await_start()
             status, cause, ended = self._attempt()
-            attempt = None if ended else self._started
+            attempt = None if ended else self._lived
+            self._started = self._lived
             self._tenant.ended(ok=status == 0, cause=cause, attempt=attempt)
             if self._is_over():
                 return status
             self._said = ""
+
+    @property
+    def _lived(self) -> int:
+        """The attempt that has just ended: the one that was started, or as which it was resumed."""
+        return self._started if self._link is None else max(self._started, self._link.attempt)
 
     # --- waiting ---
 
@@ -235,7 +242,7 @@ class _Job:
                 ) as supervisor,
                 supervisor.connect() as control,
             ):
-                link = LeaseLink(tenant, control)
+                link = self._link = LeaseLink(tenant, control)
                 control.subscribe()
                 if not self._wait_up(supervisor, link):
                     return PREEMPTED_STATUS, link.stop_reason, False

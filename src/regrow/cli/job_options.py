@@ -68,6 +68,8 @@ class JobOptions:
             "slices": self.slices,
             "shape": shape,
             "min_slices": least,
+            # Its head refuses when it comes to it and cannot.
+            "suspendable": True,
             "restart": self.restart,
             "max_restarts": self.max_restarts,
         }

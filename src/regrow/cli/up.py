@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from regrow.cli.detach import hand_over, hand_over_error, start_detached
-from regrow.cli.options import cluster_options, seconds, tcp_options, to_cluster_options
+from regrow.cli.options import cluster_options, tcp_options, to_cluster_options
 from regrow.cli.pulse import Pulse
 from regrow.cli.report import EventReporter, healthy_line, say
 from regrow.cli.signals import SignalQueue
@@ -44,14 +44,6 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     help="Share the slices among jobs of these priority classes, a YAML of Kubernetes' form.",
 )
 @click.option(
-    "--grace",
-    "grace_s",
-    type=seconds,
-    default="30",
-    metavar="SECONDS",
-    help="How long a job may take to give up what is taken from it.  [default: 30]",
-)
-@click.option(
     "--cold-spares",
     "warm",
     flag_value=False,
@@ -67,7 +59,6 @@ def command(
     ready_fd: int | None,
     spares: int | None,
     priorities: Path | None,
-    grace_s: float,
     warm: bool,
     **values: Any,
 ) -> int:
@@ -89,7 +80,7 @@ def command(
             ready_fd,
             spares=spares or 0,
             priorities=priorities,
-            grace_s=grace_s,
+            grace_s=options.grace_s,
             warm=warm,
             ending=_ENDING,
         )

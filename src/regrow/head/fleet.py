@@ -467,6 +467,8 @@ class Fleet:
         """
         if not 0 <= index < self._topology.slices:
             raise UsageError(f"there is no slice {index}; the cluster has {self._topology.slices}")
+        if self.membership.info(index).state == "suspended":
+            return  # It is started there when it is resumed.
         # What still runs in the former place is kept out by its number.
         self.handle(SliceTaken(index, "another slice takes its place"))
         self.handle(Fenced(index, self.membership.info(index).incarnation))

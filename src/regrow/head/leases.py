@@ -64,6 +64,10 @@ class Leases:
         for rank, incarnation in placed:
             await self._fleet.wait_ended(rank, incarnation, _END_S)
 
+    def left(self, rank: int, incarnation: int) -> None:
+        """An incarnation of a slice has left with its state saved: that is no loss of its lease."""
+        self._launcher.placed.pop((rank, incarnation), None)
+
     def lost(self, rank: int, incarnation: int, cause: str) -> Event | None:
         """An incarnation of a slice is lost; the event that tells of its lease, if it had one."""
         lease = self._launcher.placed.pop((rank, incarnation), None)

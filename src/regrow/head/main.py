@@ -169,6 +169,8 @@ class Head:
             told = self._leases.lost(slice_index, incarnation, text)
             if told is not None:
                 self._control.publish(told)
+        if kind == "slice_suspended" and self._leases is not None:
+            self._leases.left(slice_index, incarnation)
         now = time.monotonic()
         took_s = None
         if kind in ("slice_up", "slice_resumed"):

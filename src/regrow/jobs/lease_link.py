@@ -24,16 +24,19 @@ class LeaseLink:
         control: The head.
         stop_by: When the attempt must have ended, by the monotonic clock; None: it goes on.
         stop_reason: Why.
-        others: Events of the head that are not about leases, for whoever reports them.
+        attempt: The attempt that the head's life stands for; one that is resumed is the next.
     """
 
     def __init__(self, tenant: Tenant, control: ControlConnection) -> None:
         self.control = control
         self.stop_by: float | None = None
         self.stop_reason = ""
+        self.attempt = tenant.tenancy.attempt
         self._tenant = tenant
         self._up: set[int] = set()
         self._returning: dict[int, tuple[int, int]] = {}
+        self._suspending: int | None = None
+        self._stored: set[int] = set()
 
     @property
     def tenant(self) -> Tenant:
@@ -86,6 +89,7 @@ class LeaseLink:
         for event in events:
             self._heard(event)
         for answer in answers:
+            self._suspend_answered(answer)
             place = self._returning.pop(answer.get("id") or 0, None)
             if place is not None and "error" not in answer and self._tenant.tenancy.lost(*place):
                 index, incarnation = place
@@ -101,6 +105,10 @@ class LeaseLink:
                 self._up.add(index)
             case "slice_lost" if index is not None:
                 self._up.discard(index)
+            case "slice_suspended" if index is not None:
+                self._stored.add(index)
+            case "slice_resumed" if index is not None:
+                self._stored.discard(index)
             case "lease_lost" if index is not None and incarnation is not None:
                 place = (index, incarnation)
                 if place not in self._returning.values() and self._tenant.tenancy.lost(*place):
@@ -120,6 +128,12 @@ class LeaseLink:
                     index=told["index"],
                     incarnation=told["incarnation"],
                 )
+                if not self._tenant.tenancy.suspended:
+                    self._resume([told["rank"]])
+            case "Start" if self._tenant.tenancy.suspended:
+                self._tenant.tenancy.suspended = False
+                self.attempt = told["attempt"]
+                self._resume(list(self.ranks))
             case "Withdraw":
                 self._send("withdraw", told)
             case "AskBack":
@@ -130,15 +144,29 @@ class LeaseLink:
                 self.stop_by = time.monotonic() + left_s
                 self.stop_reason = told["reason"]
             case "Suspend":
-                # Jobs are not submitted as suspendable; if one were, this is where its head is asked.
-                self._tenant.tell(
-                    "SuspendRefused",
-                    name=self._tenant.name,
-                    attempt=told["attempt"],
-                    cause="its head cannot save its state",
-                )
+                self._suspending = self.control.send("suspend", slices=None, why=told["reason"])
             case _:
                 pass
+
+    def _resume(self, ranks: list[int]) -> None:
+        """Has slices whose state is stored come back in their new places."""
+        stored = [rank for rank in ranks if rank in self._stored]
+        if stored:
+            self.control.send("resume", slices=stored)
+
+    def _suspend_answered(self, answer: dict[str, Any]) -> None:
+        """The head has saved the state of all slices, or cannot."""
+        if answer.get("id") != self._suspending or self._suspending is None:
+            return
+        self._suspending = None
+        tenant = self._tenant
+        if "error" in answer:
+            cause = str(answer["error"].get("message"))
+            tenant.tell("SuspendRefused", name=tenant.name, attempt=self.attempt, cause=cause)
+            return
+        for index, incarnation in tenant.tenancy.leases.values():
+            self.control.send("withdraw", index=index, incarnation=incarnation, cause="suspended")
+        tenant.suspended()
 
     def _send(self, method: str, told: dict[str, Any]) -> int:
         index, incarnation = told["index"], told["incarnation"]

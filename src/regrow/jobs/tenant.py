@@ -35,11 +35,13 @@ class Tenancy:
     Attributes:
         leases: Index and incarnation of each of its slices, by rank.
         attempt: The latest that it was started for; 0: none.
+        suspended: Whether its state is in storage, and it has no slices.
     """
 
     def __init__(self) -> None:
         self.leases: dict[int, tuple[int, int]] = {}
         self.attempt = 0
+        self.suspended = False
         self._newest: dict[int, int] = {}
         self._leaving: set[tuple[int, int]] | None = None
 
@@ -202,6 +204,12 @@ class Tenant:
         self.tenancy.ended()
         self.tell("JobEnded", name=self.name, ok=ok, cause=cause, attempt=attempt)
 
+    def suspended(self) -> None:
+        """Tells that the state of the present attempt is in storage, and its slices are left."""
+        self.tenancy.ended()
+        self.tenancy.suspended = True
+        self.tell("JobSuspended", name=self.name, attempt=self.tenancy.attempt)
+
     def patience(self, longest_s: float) -> float:
         """How long there is nothing to do unless `fileno` is readable, at most `longest_s`."""
         if self.next_at is None:
@@ -286,7 +294,7 @@ class Tenant:
                 timeout_s=_CALL_S,
                 name=self.name,
                 attempt=self.tenancy.attempt,
-                suspended=False,
+                suspended=self.tenancy.suspended,
                 leases=list(self.tenancy.leases.values()),
             )
         except RegrowError:
