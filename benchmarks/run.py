@@ -1,7 +1,7 @@
 """Runs the benchmarks and prints their tables.
 
     python benchmarks/run.py [dispatch] [train] [recovery] [start] [scaling] [first_step] [faults]
-        [snapshots] [cycles] [--rounds N] [--quick]
+        [snapshots] [cycles] [hotswap] [--rounds N] [--quick]
 
 Every figure is compared with plain JAX in the same run, the two taking turns, so that a busy machine
 disturbs both alike; quote the ratios. Nothing is asserted.
@@ -104,8 +104,6 @@ def _multi_process(*arguments: str) -> dict[str, float]:
 
 
 def _one_process(env: dict[str, str], arguments: list[str]) -> dict[str, float]:
-    import json
-
     done = subprocess.run(
         [sys.executable, str(harness.PROGRAMS / "train_step.py"), *arguments],
         env=env,
@@ -289,6 +287,45 @@ def cycles(rounds: int, quick: bool) -> None:
     say(harness.table(["process", *(name.replace("_mb", " (MB)") for name in names)], rows))
 
 
+def hotswap(rounds: int, quick: bool) -> None:
+    """A slice of two is killed, and a spare takes its place; or it is relaunched, where there is none."""
+    program = str(harness.PROGRAMS / "hotswap.py")
+    swaps = "2" if quick else str(2 * rounds)
+    rows = []
+    with tempfile.TemporaryDirectory() as home:
+        env = harness.clean_environ(REGROW_HOME=home)
+        for label, options in (("a warm spare", ()), ("a cold spare", ("--cold-spares",))):
+            _regrow(
+                env, "up", "--detach", "--name", "pool", "--slices", "3", "--spares", "1", *options
+            )
+            try:
+                told = _regrow(env, "run", "--cluster", "pool", "--slices", "2", program, swaps)
+            finally:
+                _regrow(env, "down", "--cluster", "pool")
+            rows.append(_swap_row(label, told))
+        told = _regrow(env, "run", "--slices", "2", "--restore-after", "0", program, swaps)
+        rows.append(_swap_row("no spare, relaunched at once", told))
+    say("\n### Hot-swap (ms)\n")
+    header = ["what takes the place", "kill to DATA_LOSS", "kill to first step", "worst"]
+    say(harness.table(header, rows))
+
+
+def _regrow(env: dict[str, str], *arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "regrow", *arguments],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=harness.TIMEOUT_S,
+        check=True,
+    ).stdout
+
+
+def _swap_row(label: str, output: str) -> list[str]:
+    figures = json.loads(output.strip().splitlines()[-1])
+    return [label, *(f"{value:,.0f}" for value in figures.values())]
+
+
 BENCHMARKS: dict[str, Callable[[int, bool], None]] = {
     "dispatch": dispatch,
     "train": train,
@@ -299,6 +336,7 @@ BENCHMARKS: dict[str, Callable[[int, bool], None]] = {
     "faults": under_faults,
     "snapshots": snapshots,
     "cycles": cycles,
+    "hotswap": hotswap,
 }
 
 

@@ -9,7 +9,7 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, final
@@ -20,9 +20,11 @@ from regrow.control import Method, request
 from regrow.errors import ClusterError, NoClusterError
 from regrow.home import CLUSTER_VARIABLE, HOME_VARIABLE, ClusterState, Home
 from regrow.supervise import Supervisor
+from regrow.suspend.storage import check_url
 
 START_DEADLINE_S: Final = 120.0
 _ACT_DEADLINE_S: Final = 30.0
+SUSPEND_DEADLINE_S: Final = 600.0
 
 
 def head_config(options: ClusterOptions, home: Home, state: ClusterState) -> HeadConfig:
@@ -32,6 +34,8 @@ def head_config(options: ClusterOptions, home: Home, state: ClusterState) -> Hea
         UsageError: If a value is out of range, or values contradict each other.
     """
     changed = ("host", "port", "token", "compile_cache_dir", "log_dir")
+    if options.gcs_scratch_location is not None:
+        check_url(options.gcs_scratch_location)
     names = [field.name for field in dataclasses.fields(options) if field.name not in changed]
     cache = options.compile_cache_dir
     return HeadConfig(
@@ -82,6 +86,11 @@ def start_cluster(
 
 def client_environ(state: ClusterState, home: Home, *, tcp: bool = False) -> dict[str, str]:
     """The variables with which a new process is a client of a cluster."""
+    if state.shared:
+        raise NoClusterError(
+            f"cluster {state.name} is shared, and clients connect to jobs; "
+            f"begin one with: regrow run --cluster {state.name} SCRIPT"
+        )
     target, token = state.target, None
     if tcp:
         if state.tcp_target is None:
@@ -315,6 +324,43 @@ class LocalCluster:
             ClusterError: If it is not lost.
         """
         self._act("restore", index)
+
+    def suspend(
+        self,
+        slices: Sequence[int] | None = None,
+        *,
+        url: str | None = None,
+        timeout_s: float = SUSPEND_DEADLINE_S,
+    ) -> dict[str, Any]:
+        """Has slices leave with their state saved; clients wait until `resume`.
+
+        Args:
+            slices: Which; None: all.
+            url: Where the state goes; None: to `gcs_scratch_location`, or the home.
+            timeout_s: How long it may take, in seconds.
+
+        Returns:
+            snapshot, url, slices, bytes, written (bytes that were not there yet) and took_s.
+
+        Raises:
+            UsageError: There is no such slice or storage.
+            ClusterError: It is not possible, or failed: everything is as it was.
+        """
+        params = {"slices": slices, "url": url, "why": "LocalCluster.suspend"}
+        saved: dict[str, Any] = self._call("suspend", timeout_s=timeout_s, **params)
+        return saved
+
+    def resume(
+        self, slices: Sequence[int] | None = None, *, timeout_s: float = SUSPEND_DEADLINE_S
+    ) -> dict[str, Any]:
+        """Brings suspended slices back; returns slices and took_s when their state is there again.
+
+        Raises:
+            UsageError: There is no such slice.
+            ClusterError: They are not suspended, or their state cannot be read: they stay so.
+        """
+        back: dict[str, Any] = self._call("resume", timeout_s=timeout_s, slices=slices)
+        return back
 
     def wait_healthy(self, timeout_s: float = START_DEADLINE_S) -> None:
         """Waits until every slice is up.

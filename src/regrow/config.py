@@ -108,6 +108,8 @@ class ClusterOptions:
         compile_cache_dir: Where compiled programs are kept; default: in the home; None: nowhere.
         log_dir: Where the logs of its processes are kept; None: as long as it runs.
         tpu: The queued resources that slices come from; None: they are processes of this machine.
+        machines_socket: Socket of the hosts that are leased to it; None: it has its own.
+        worker_port: Port where its hosts join from other machines; None: they are local.
     """
 
     slices: int = 2
@@ -128,6 +130,11 @@ class ClusterOptions:
     log_level: LogLevel = "info"
     metrics_port: int | None = None
     tpu: TpuConfig | None = None
+    machines_socket: str | None = None
+    worker_port: int | None = None
+    gcs_scratch_location: str | None = None
+    grace_s: float = 30.0
+    resume_after_s: float | None = None
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -176,6 +183,15 @@ class HeadConfig:
         metrics_port: Port of the loopback interface where Prometheus finds metrics, 0 for any;
             None: nowhere.
         tpu: The queued resources that slices come from; None: they are processes of this machine.
+        machines_socket: Socket of the machines whose slices are leased to this head (see
+            `regrow.jobs.machines`); None: slices are processes of its own.
+        worker_port: Port, on every address, where hosts join from other machines (`regrow worker`;
+            they present the token of `tcp`), 0 for any; None: hosts are processes of its own.
+        gcs_scratch_location: Path or fsspec URL where the state of suspended slices goes; None: in the
+            home.
+        grace_s: How long a host that was told of its end has until then.
+        resume_after_s: Slices that were suspended by such a notice are started again after so many
+            seconds; None: when asked.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -201,6 +217,11 @@ class HeadConfig:
     log_level: LogLevel = "info"
     metrics_port: int | None = None
     tpu: TpuConfig | None = None
+    machines_socket: str | None = None
+    worker_port: int | None = None
+    gcs_scratch_location: str | None = None
+    grace_s: float = 30.0
+    resume_after_s: float | None = None
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 
@@ -234,17 +255,23 @@ class HeadConfig:
             raise OptionError("num_elastic_instances", elastic, "it must be 0 or more")
 
     def _check_times(self) -> None:
-        for what in ("hang_after_s", "reconnect_s", "start_deadline_s"):
+        for what in ("hang_after_s", "reconnect_s", "start_deadline_s", "grace_s"):
             value = getattr(self, what)
             if not _is_number(value) or value <= 0:
                 raise OptionError(what, value, "it must be a number of seconds above 0")
-        after = self.restore_after_s
-        if after is not None and (not _is_number(after) or after < 0):
-            raise OptionError("restore_after_s", after, "it must be 0 or more seconds")
+        for what in ("restore_after_s", "resume_after_s"):
+            after = getattr(self, what)
+            if after is not None and (not _is_number(after) or after < 0):
+                raise OptionError(what, after, "it must be 0 or more seconds")
 
     def _check_tcp(self) -> None:
         if self.metrics_port is not None and not _is_port(self.metrics_port):
             raise UsageError(f"metrics port {self.metrics_port!r} is no TCP port")
+        if self.worker_port is not None and (self.tcp is None or not _is_port(self.worker_port)):
+            raise UsageError(
+                f"worker port {self.worker_port!r}: it must be a TCP port, and clients must come "
+                "over TCP, too: hosts present the same token"
+            )
         if self.tcp is None:
             return
         if not _is_port(self.tcp.port):

@@ -29,6 +29,10 @@ Method = Literal[
     "stop",
     "cont",
     "restore",
+    "suspend",
+    "resume",
+    "suspend_job",
+    "suspend_requested",
     "wait_healthy",
     "wait_client",
     "wait_step",
@@ -38,16 +42,22 @@ Method = Literal[
     "traced",
     "timeline",
     "events",
+    "lease",
+    "withdraw",
+    "give_back",
     "shutdown",
 ]
 EventKind = Literal[
     "slice_up",
     "slice_lost",
+    "slice_suspended",
+    "slice_resumed",
     "client_connected",
     "client_gone",
     "job_ends",
     "elastic_event",
     "long_wait",
+    "lease_lost",
 ]
 
 
@@ -56,8 +66,8 @@ class Event(TypedDict):
 
     Keys:
         kind: What.
-        slice: Index of the slice, None where it concerns none.
-        incarnation: Incarnation of the slice, None where it concerns none.
+        slice: Index of the slice, None where it concerns none. lease_lost: that of the machines.
+        incarnation: Incarnation of the slice, None where it concerns none. lease_lost: of the lease.
         text: The cause, in words; may be empty. elastic_event: its timeline, in several lines.
         took_s: slice_up: since its start was due; slice_lost: how long it had been up;
             elastic_event: how long it took; long_wait: how long it has lasted.
@@ -103,19 +113,27 @@ def error_from_json(answer: object) -> RegrowError:
 
 @final
 class ControlConnection:
-    """A connection to a head's control socket, for one thread.
+    """A connection to the control socket of a head (see `Method`) or of another, for one thread.
 
     Attributes:
         path: Path of the socket.
     """
 
-    def __init__(self, path: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self, path: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, who: str = "head"
+    ) -> None:
         """Connects.
+
+        Args:
+            path: Path of the socket.
+            timeout_s: How long it may take to connect, or to send a request.
+            who: What messages call the other side.
 
         Raises:
             NoClusterError: If nobody listens there.
         """
         self.path = path
+        self._who = who
         self._inbox = bytearray()
         self._last_id = 0
         self._events: list[Event] = []
@@ -126,7 +144,7 @@ class ControlConnection:
         except OSError as error:
             self._socket.close()
             raise NoClusterError(
-                f"no head answers at {path}: {error.strerror or error}; it is not running"
+                f"no {self._who} answers at {path}: {error.strerror or error}; it is not running"
             ) from None
 
     def __enter__(self) -> ControlConnection:
@@ -148,18 +166,18 @@ class ControlConnection:
         """Its file descriptor, to wait for events with a selector."""
         return self._socket.fileno()
 
-    def send(self, method: Method, **params: Any) -> int:
+    def send(self, method: str, **params: Any) -> int:
         """Sends a request; returns its id."""
         self._last_id += 1
         message = {"id": self._last_id, "method": method, "params": params}
         try:
             self._socket.sendall(encode(message))
         except OSError as error:
-            raise ControlError(f"the head is gone: {error.strerror or error}") from None
+            raise ControlError(f"the {self._who} is gone: {error.strerror or error}") from None
         return self._last_id
 
     def call(
-        self, method: Method, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **params: Any
+        self, method: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **params: Any
     ) -> Any:
         """Sends a request and waits for its answer.
 
@@ -190,16 +208,16 @@ class ControlConnection:
         """Waits for bytes; returns the answers they complete, and keeps the events."""
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            raise ControlError(f"the head did not answer {what!r} in time; it may hang")
+            raise ControlError(f"the {self._who} did not answer {what!r} in time; it may hang")
         self._socket.settimeout(left)
         try:
             chunk = self._socket.recv(1 << 16)
         except TimeoutError:
             return []
         except OSError as error:
-            raise ControlError(f"the head is gone: {error.strerror or error}") from None
+            raise ControlError(f"the {self._who} is gone: {error.strerror or error}") from None
         if not chunk:
-            raise ControlError(f"the head ended before it answered {what!r}")
+            raise ControlError(f"the {self._who} ended before it answered {what!r}")
         return self._parse(chunk)
 
     def _parse(self, chunk: bytes) -> list[dict[str, Any]]:
@@ -207,7 +225,7 @@ class ControlConnection:
         *lines, rest = self._inbox.split(b"\n")
         self._inbox = bytearray(rest)
         if len(rest) > MAX_LINE_BYTES:
-            raise ControlError("the head sent a line that is too long")
+            raise ControlError(f"the {self._who} sent a line that is too long")
         answers = []
         for line in lines:
             message = json.loads(line)
@@ -235,16 +253,16 @@ class ControlConnection:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise ControlError(f"the head is gone: {error.strerror or error}") from None
+                raise ControlError(f"the {self._who} is gone: {error.strerror or error}") from None
             if not chunk:
-                raise ControlError("the head has ended")
+                raise ControlError(f"the {self._who} has ended")
             answers += self._parse(chunk)
         events, self._events = self._events, []
         return events, answers
 
 
 def request(
-    path: str, method: Method, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **params: Any
+    path: str, method: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **params: Any
 ) -> Any:
     """Makes one request on a connection of its own (see `ControlConnection.call`)."""
     with ControlConnection(path) as connection:

@@ -16,6 +16,7 @@
     ├── UnsupportedError      this jax, jaxlib or machine lacks something that is needed
     ├── LaunchError           a host process could not be started
     ├── SnapshotError         no snapshot of a training state can be loaded; also a RuntimeError
+    ├── StorageError          suspended state cannot be written, or what is stored is damaged
     ├── CloudApiError         what the Cloud TPU API answers when it refuses a request
     └── StatusError           what a JAX client sees: a canonical code and a message
         └── SliceLostError    always code DATA_LOSS; begins "slice N"
@@ -172,6 +173,10 @@ class LaunchError(RegrowError):
 
 class SnapshotError(RegrowError, RuntimeError):
     """There is no snapshot of a training state, or nothing of it is left."""
+
+
+class StorageError(RegrowError):
+    """Suspended state cannot be written or read, or what is stored is not what was written."""
 
 
 class CloudApiError(RegrowError):

@@ -57,6 +57,7 @@ class ClusterState:
         tcp_target: Address for clients elsewhere; None without TCP.
         token: What clients over TCP must present.
         purpose: The command that it was started by.
+        shared: Whether it is one that several jobs lease slices of, without a head of its own.
     """
 
     name: str
@@ -71,11 +72,17 @@ class ClusterState:
     tcp_target: str | None = None
     token: str | None = None
     purpose: str = ""
+    shared: bool = False
 
     @property
     def control_socket(self) -> str:
-        """Path of its control socket."""
-        return f"{self.socket_dir}/control.sock"
+        """Path of its control socket: its head's or, if it is shared, its resource manager's."""
+        return f"{self.socket_dir}/{'jobs' if self.shared else 'control'}.sock"
+
+    @property
+    def slices_socket(self) -> str:
+        """Path of the socket of whoever can signal the processes of its slices."""
+        return f"{self.socket_dir}/machines.sock" if self.shared else self.control_socket
 
     @property
     def is_here(self) -> bool:

@@ -91,7 +91,9 @@ class Supervisor:
         self.config = config
         self.state = state
         try:
-            self._head, self._lifeline = _start_head(config, environ or os.environ)
+            self._head, self._lifeline = start_watched(
+                config, environ or os.environ, HEAD_MODULE, "head"
+            )
         except OSError as error:
             home.release(state)
             raise ClusterStartError(f"cannot start the head: {error}") from None
@@ -125,7 +127,7 @@ class Supervisor:
             ClusterStartError: If the head ended, or not all slices are up at the deadline.
         """
         try:
-            with self._connect(min(timeout_s, _CONTROL_DEADLINE_S)) as connection:
+            with self.connect(min(timeout_s, _CONTROL_DEADLINE_S)) as connection:
                 self._wait_healthy(connection, timeout_s, tell)
         except (WaitTimeout, ControlError) as error:
             raise ClusterStartError(self._why(error)) from None
@@ -147,7 +149,13 @@ class Supervisor:
                     told_at = time.monotonic()
                     tell(f"still waiting for {error.what}")
 
-    def _connect(self, timeout_s: float) -> ControlConnection:
+    def connect(self, timeout_s: float = _CONTROL_DEADLINE_S) -> ControlConnection:
+        """A connection to the head's control socket; waits for the head to open it.
+
+        Raises:
+            ClusterStartError: If the head has ended.
+            WaitTimeout: If it has not opened it at the deadline.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -200,6 +208,8 @@ class Supervisor:
 
 def _check_hope(status: dict[str, Any], log_dir: str) -> None:
     """Gives up on slices that fail again and again to start."""
+    if status["worker_port"] is not None:
+        return  # Whoever is to join may come at any time.
     for one in status["slices"]:
         index, failures = one["index"], one["start_failures"]
         if failures < _HOPELESS_FAILURES:
@@ -214,20 +224,33 @@ def _check_hope(status: dict[str, Any], log_dir: str) -> None:
         raise ClusterStartError(f"slice {index} failed {failures} times to start: {why}")
 
 
-def _start_head(config: HeadConfig, environ: Mapping[str, str]) -> tuple[Child, int]:
-    """Starts the head; returns it and the write end of its lifeline."""
+def start_watched(
+    config: HeadConfig, environ: Mapping[str, str], module: str, name: str, *arguments: str
+) -> tuple[Child, int]:
+    """Starts the head, or another process that is guarded as one (see `guard_head`).
+
+    Args:
+        config: What it is told.
+        environ: What its environment is made of.
+        module: What it runs.
+        name: Of its configuration and its log.
+        *arguments: Further ones on its command line.
+
+    Returns:
+        The process and the write end of its lifeline.
+    """
     directory = Path(config.dir)
     Path(config.log_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     read_end, write_end = (_above_standard(fd) for fd in os.pipe())
     own = _above_standard(os.pidfd_open(os.getpid()))
     told = dataclasses.replace(config, lifeline_fd=read_end, supervisor_fd=own)
-    path = directory / "config.json"
+    path = directory / ("config.json" if name == "head" else f"{name}.json")
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(told.to_json())
-        with Path(config.log_dir, "head.log").open("ab") as log:
+        with Path(config.log_dir, f"{name}.log").open("ab") as log:
             pid = spawn(
-                python_argv(HEAD_MODULE, "--config", str(path)),
+                python_argv(module, "--config", str(path), *arguments),
                 server_environ(environ, config.run_id),
                 output=log.fileno(),
                 keep=[read_end, own],
@@ -250,7 +273,7 @@ def _above_standard(fd: int) -> int:
     return moved
 
 
-def guard_head(config: HeadConfig) -> None:
+def guard_head(config: HeadConfig, name: str = "regrow-head") -> None:
     """Readies this process to be the head; call it first of all, in the main thread.
 
     Lets go of what was inherited, and has a thread of its own wait for the end of the supervisor:
@@ -260,7 +283,7 @@ def guard_head(config: HeadConfig) -> None:
     close_inherited(watched)
     for fd in watched:
         os.set_inheritable(fd, False)
-    set_name("regrow-head")
+    set_name(name)
     become_subreaper()
     if watched:
         threading.Thread(

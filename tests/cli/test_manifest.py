@@ -15,7 +15,7 @@ def test_what_is_printed_is_the_manifest(capsys: pytest.CaptureFixture[str]) -> 
     more = ("--tpu", "v5e:4x4", "--spare-slices", "1", "--token-secret", "token")
     assert main([*JOBSET, *more, "--", "python", "train.py", "--steps", "5"]) == 0
     text, said = capsys.readouterr()
-    assert "takes no hosts from other machines yet" in said
+    assert "hosts compute on CPU devices only" in said
     kinds = [document["kind"] for document in yaml.safe_load_all(text)]
     assert kinds == ["PriorityClass", "JobSet", "JobSet"]
     assert "&id" not in text

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import click
 import pytest
 from schemas import check
 
+from regrow.cli import _regrow
 from regrow.errors import UsageError
 from regrow.jobs.priorities import PriorityClass
 from regrow.manifests.jobset import JobSetOptions, documents
@@ -102,12 +104,12 @@ def test_the_proxy_has_the_flags_of_the_page() -> None:
     document = jobset(slices=2, num_elastic_instances=2, scratch="gs://bucket", secret="t")
     (proxy,) = pod(document, "pathways-head")["initContainers"]
     assert proxy["name"] == "pathways-proxy"
-    assert proxy["args"] == [
+    assert set(proxy["args"]) >= {
         "--server_port=29000",
         "--resource_manager_address=$(PATHWAYS_HEAD):29001",
         "--gcs_scratch_location=gs://bucket",
         "--num_elastic_instances=2",
-    ]
+    }
     assert proxy["restartPolicy"] == "Always"
 
 
@@ -279,3 +281,35 @@ def test_gpus_that_are_none(text: str) -> None:
 def test_hosts_of_a_tpu_slice(text: str, hosts: int, per_host: int) -> None:
     nodes = tpu_nodes(text)
     assert (nodes.hosts, nodes.per_host) == (hosts, per_host)
+
+
+# --- what the containers run --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"slices": 3, "num_elastic_instances": 2, "scratch": "gs://b/d", "secret": "token"}],
+    ids=["plain", "everything"],
+)
+def test_containers_name_only_commands_and_flags_that_exist(
+    nodes: Nodes, more: dict[str, Any]
+) -> None:
+    document = jobset(nodes=nodes, **more)
+    (proxy,) = pod(document, "pathways-head")["initContainers"]
+    (worker,) = pod(document, "worker")["containers"]
+    for container in (proxy, worker):
+        program, name = container["command"]
+        assert program == "regrow"
+        command = _regrow.get_command(click.Context(_regrow), name)
+        assert command is not None, f"there is no command {name}"
+        # It raises for a flag that is not there, and for a value that is none of its type.
+        command.make_context(name, list(container["args"]))
+
+
+def test_the_head_is_told_what_its_hosts_are() -> None:
+    (proxy,) = pod(jobset(slices=3), "pathways-head")["initContainers"]
+    assert {"--slices=3", "--hosts-per-slice=2", "--devices-per-slice=8"} <= set(proxy["args"])
+    (port,) = [word.partition("=")[2] for word in proxy["args"] if word.startswith("--worker_port")]
+    (worker,) = pod(jobset(), "worker")["containers"]
+    assert f"--resource_manager_address=$(PATHWAYS_HEAD):{port}" in worker["args"]

@@ -236,6 +236,59 @@ class StopTrace(NamedTuple):
     name: str
 
 
+class Drain(NamedTuple):
+    """Reply when nothing that was launched or promised before is under way any longer."""
+
+    rid: int
+
+
+class Save(NamedTuple):
+    """Write parts to the storage at `url`, and reply with what they are made of (`worker/suspending.py`).
+
+    `turn` is where in the whole to begin, from 0 to 1.
+    """
+
+    rid: int
+    url: str
+    aids: Sequence[int]
+    turn: float
+
+
+class GiveUp(NamedTuple):
+    """Stop saving; handled at once."""
+
+
+class SavedShard(NamedTuple):
+    """One shard as it is on storage: what `suspend.ShardEntry` says."""
+
+    device: int
+    kind: int
+    dims: Sequence[int]
+    memory_kind: str
+    nbytes: int
+    chunks: Sequence[str]
+
+
+class LoadParts(NamedTuple):
+    """Read parts, each (aid, shards), from the storage at `url`; reply when they are all there."""
+
+    rid: int
+    url: str
+    chunk_bytes: int
+    parts: Sequence[tuple[int, Sequence[SavedShard]]]
+
+
+class Measure(NamedTuple):
+    """Reply with how many bytes a second can be written to the storage at `url`."""
+
+    rid: int
+    url: str
+
+
+class Go(NamedTuple):
+    """End by SIGTERM at once: what the notice was about is not going to be saved."""
+
+
 class SetColocated(NamedTuple):
     """Load a colocated Python program: the user's own code, pickled by the user's own process.
 
@@ -340,6 +393,12 @@ class EpochBroken(NamedTuple):
     cause: int = 0
 
 
+class Noticed(NamedTuple):
+    """This process was told that it is going to be ended."""
+
+    why: str
+
+
 class Callback(NamedTuple):
     """A program calls a function of the user's process."""
 
@@ -395,6 +454,13 @@ _COMMANDS: Final[tuple[type[Any], ...]] = (
     Fail,
     StartTrace,
     StopTrace,
+    Drain,
+    Save,
+    GiveUp,
+    LoadParts,
+    Measure,
+    Go,
+    Noticed,
 )
 _OPS: Final[dict[type[Any], int]] = {command: op for op, command in enumerate(_COMMANDS)}
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)

@@ -22,6 +22,7 @@ _STATUS_DEADLINE_S: Final = 2.0
 _BEYOND_DEADLINE_S: Final = 1.0
 _LINK_MODES: Final[dict[str, Mode]] = {"slowlink": "slow", "cutlink": "cut", "lostreply": "lose"}
 _BY_CONTROL: Final = frozenset({"kill", "stop", "cont", "restore"})
+_WITH_STATE: Final = frozenset({"suspend", "resume"})
 
 
 @final
@@ -168,6 +169,9 @@ class Injector:
         if fault in _BY_CONTROL:
             method: Any = fault
             self._asked[self._control.send(method, index=index)] = event
+        elif fault in _WITH_STATE:
+            method = fault
+            self._asked[self._control.send(method, slices=[index], why="chaos")] = event
         elif fault == "clockjump":
             self._freeze((self._head_pid, *self._pids(index)))
         elif fault in _LINK_MODES:

@@ -24,7 +24,7 @@ from regrow.errors import UsageError
 FAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "kill": "end the slice's processes with SIGKILL",
-        "term": "end them with SIGTERM, and after a grace with SIGKILL, as a preemption does",
+        "term": "end them with SIGTERM, and after a grace with SIGKILL; nothing is saved",
         "segv": "end them with SIGSEGV, as a segmentation fault does",
         "exit": "have them exit with a status of 1",
         "oom": "have them run into a limit of memory and die of it",
@@ -37,6 +37,9 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "lostreply": "lose what they are saying to the head, and break the connection",
         "mend": "end slowlink, cutlink and diskfull",
         "restore": "start a lost slice again",
+        "suspend": "have them leave with their state saved, as regrow suspend does",
+        "resume": "bring a suspended slice back",
+        "preempt": "give them notice by SIGTERM: suspended if their state can be saved, else lost",
     }
 )
 """The faults that `parse_schedule` knows when it is given no others, with what they do."""

@@ -9,6 +9,8 @@ import click
 from regrow.cli.options import cluster_options, tcp_options, to_cluster_options
 from regrow.cli.report import say
 from regrow.cli.up import supervise
+from regrow.errors import UsageError
+from regrow.suspend.storage import check_url
 
 
 @click.command("head")
@@ -21,21 +23,21 @@ from regrow.cli.up import supervise
     help="Listen for clients over TCP on every address of this machine.",
 )
 @click.option(
+    "--worker_port",
+    type=int,
+    metavar="PORT",
+    help="Take hosts from other machines (regrow worker) on this port; slices are local without.",
+)
+@click.option(
     "--resource_manager_address",
     metavar="HOST:PORT",
     help="Taken so that a Pathways manifest reads the same; slices are local.",
-)
-@click.option(
-    "--gcs_scratch_location",
-    metavar="DIR",
-    help="A local directory is where compiled programs are kept; gs:// is not used.",
 )
 def command(
     name: str | None,
     start_timeout_s: float,
     server_port: int | None,
     resource_manager_address: str | None,
-    gcs_scratch_location: str | None,
     **values: Any,
 ) -> int:
     """Run a head in the foreground, with the flags of Pathways' proxy server.
@@ -46,13 +48,28 @@ def command(
         if values["port"] is not None:
             raise click.UsageError("--server_port and --port are two names for one thing")
         values |= {"port": server_port, "host": "0.0.0.0"}  # noqa: S104 - as Pathways does
-    if resource_manager_address is not None:
+    if resource_manager_address is not None and values["worker_port"] is None:
         say(
             f"--resource_manager_address {resource_manager_address} is not needed: slices are local"
         )
-    if gcs_scratch_location is not None:
-        if "://" in gcs_scratch_location:
-            say(f"--gcs_scratch_location {gcs_scratch_location} is not used")
-        else:
-            values["compile_cache_dir"] = gcs_scratch_location
+    scratch = values["gcs_scratch_location"]
+    if scratch is not None:
+        values |= _scratch(scratch)
     return supervise(to_cluster_options(values), name, start_timeout_s, purpose="regrow head")
+
+
+def _scratch(location: str) -> dict[str, str | None]:
+    """What a scratch location is good for: state, and in a directory compiled programs, too.
+
+    A manifest may name a bucket that this machine cannot reach, which is no reason not to start.
+    """
+    if "://" not in location:
+        return {"compile_cache_dir": location}
+    try:
+        check_url(location)
+    except UsageError as error:
+        say(
+            f"--gcs_scratch_location is not used, the state of suspended slices stays here: {error}"
+        )
+        return {"gcs_scratch_location": None}
+    return {}

@@ -96,8 +96,10 @@ def jobset(
             "clients and workers present a token: name the secret with --token-secret, "
             "or, on a closed network, say --allow-no-token"
         )
-    if values["controller"] == "single":
-        say("the head takes no hosts from other machines yet: the pods `worker` will not start")
+    if values["controller"] == "single" and nodes.platform != "cpu":
+        say(
+            f"hosts compute on CPU devices only as yet, also on nodes with {nodes.platform.upper()}s"
+        )
     _print(documents(JobSetOptions(nodes=nodes, command=program, **values)))
 
 

@@ -72,6 +72,30 @@ _OPTIONS: Final = [
         metavar="N",
         help="How many slices may come and go; the loss of more ends the job.  [default: all]",
     ),
+    click.option(
+        "--gcs_scratch_location",
+        "--gcs-scratch-location",
+        "gcs_scratch_location",
+        metavar="URL",
+        help="Where the state of suspended slices goes: a path, or what fsspec knows (gs://, s3://).  "
+        "[default: in REGROW_HOME]",
+    ),
+    click.option(
+        "--grace",
+        "grace_s",
+        type=seconds,
+        default="30",
+        metavar="SECONDS",
+        help="How long a host has after a SIGTERM until it is ended.  [default: 30]",
+    ),
+    click.option(
+        "--resume-after",
+        "resume_after_s",
+        type=seconds_or_never,
+        default=str(DEFAULT_RESTORE_AFTER_S),
+        metavar="SECONDS|never",
+        help="When a slice that a SIGTERM suspended is rescheduled.  [default: 1]",
+    ),
     click.option("--name", metavar="NAME", help="Name of the cluster in REGROW_HOME."),
     click.option(
         "--hang-after",

@@ -34,6 +34,17 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def duration(seconds: float) -> str:
+    """A duration for people."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
+
+
 def healthy_line(config: HeadConfig) -> str:
     """Tells that a cluster is up."""
     hosts = config.hosts_per_slice
@@ -81,6 +92,10 @@ class EventReporter:
                 lost_at = self._lost_at.pop(index, None)
                 after = "" if lost_at is None else f" after {event['at'] - lost_at:.2f} s"
                 return f"slice {index} is back{after} (incarnation {event['incarnation']})"
+            case "slice_suspended":
+                return f"slice {index} is suspended: {event['text']}"
+            case "slice_resumed":
+                return f"slice {index} is resumed (incarnation {event['incarnation']})"
             case "job_ends":
                 return f"the job ends: {event['text']}"
             case "elastic_event" | "long_wait":

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from regrow.chaos.inject import Injector
 from regrow.chaos.schedule import AtStep, FaultEvent, format_schedule
@@ -19,9 +19,12 @@ from regrow.cli.report import EventReporter, say
 from regrow.cli.signals import Received, SignalQueue
 from regrow.client.settings import DEFAULT_HEAD_DEADLINE_S
 from regrow.control import ControlConnection, Event, request
-from regrow.errors import ClusterError, RegrowError
+from regrow.errors import ClusterError, ControlError, NoClusterError, RegrowError
 from regrow.processes import Child, children_of, descendants_of, die_with_parent, end_all, marked
 from regrow.supervise import Supervisor
+
+if TYPE_CHECKING:
+    from regrow.jobs.lease_link import LeaseLink
 
 NOT_ELASTIC_STATUS: Final = 4
 CLUSTER_STATUS: Final = 3
@@ -57,6 +60,7 @@ class Runner:
         limit_s: float | None = None,
         head_deadline_s: float | None = DEFAULT_HEAD_DEADLINE_S,
         accounts: Accounts | None = None,
+        leases: LeaseLink | None = None,
     ) -> None:
         """Readies it.
 
@@ -68,6 +72,7 @@ class Runner:
             limit_s: How long the script may take, in seconds; then it is ended.
             head_deadline_s: How long the head may be silent, in seconds; then it is ended.
             accounts: What is made of the timeline; None: nothing.
+            leases: Of the cluster's slices; None: they are its own.
         """
         self.happened: Sequence[FaultEvent] = ()
         self.disturbed_at: float | None = None
@@ -79,6 +84,7 @@ class Runner:
         self._supervisor = supervisor
         self._faults = faults
         self._accounts = accounts
+        self._leases = leases
         self._verbose = verbose
         self._injector: Injector | None = None
         self._reporter = EventReporter(verbose=verbose)
@@ -91,11 +97,10 @@ class Runner:
         """Runs the script until it has ended; returns the exit status for `regrow run`."""
         with (
             self._selector,
-            ControlConnection(self._supervisor.config.control_socket) as self._control,
+            self._connected() as self._control,
             SignalQueue(_WATCHED) as self._signals,
             self._chaos(),
         ):
-            self._control.subscribe()
             self._pulse = Pulse(self._supervisor.head, self._control, self._head_deadline_s)
             self._script = self._start(argv, environ)
             self._register()
@@ -104,6 +109,15 @@ class Runner:
             self._end_left_behind()
             self._last_events()
             return self._status()
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[ControlConnection]:
+        if self._leases is not None:
+            yield self._leases.control
+            return
+        with ControlConnection(self._supervisor.config.control_socket) as control:
+            control.subscribe()
+            yield control
 
     @contextlib.contextmanager
     def _chaos(self) -> Iterator[None]:
@@ -154,12 +168,15 @@ class Runner:
             (self._signals, self._on_signals),
         ):
             self._selector.register(source, selectors.EVENT_READ, callback)
+        if self._leases is not None:
+            self._selector.register(self._leases.tenant, selectors.EVENT_READ, lambda: None)
 
     def _step(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):
             key.data()
         self._inject()
         self._pulse.step()
+        self._obey()
         if self._end_at is not None and time.monotonic() >= self._end_at:
             self._end_at = None
             self.out_of_time = True
@@ -168,9 +185,30 @@ class Runner:
             self._script.send(signal.SIGKILL)
             self._kill_at = None
 
+    def _obey(self) -> None:
+        """Does what the resource manager has said."""
+        if self._leases is None or self._head_died:
+            return
+        try:
+            self._leases.obey()
+        except NoClusterError as error:
+            say(f"{error}; the script is ended")
+            self._leases = None
+            self._end_script(_AFTER_LOSS_GRACE_S)
+            return
+        except ControlError:
+            # The head has ended, or is about to; its own descriptor tells.
+            return
+        if self._leases.stop_by is not None and self._kill_at is None:
+            say(f"the script is stopped: {self._leases.stop_reason}")
+            self._script.send(signal.SIGTERM)
+            self._kill_at = self._leases.stop_by
+
     def _wait_s(self) -> float | None:
         """How long nothing is due."""
         due = [at - time.monotonic() for at in (self._kill_at, self._end_at) if at is not None]
+        if self._leases is not None and self._leases.tenant.next_at is not None:
+            due.append(self._leases.tenant.next_at - time.monotonic())
         if self._injector is not None and self._injector.next_at is not None:
             due.append(self._injector.next_at - time.monotonic())
         pulse_s = self._pulse.wait_s()
@@ -201,6 +239,8 @@ class Runner:
             return
         if events or answers:
             self._pulse.heard()
+        if self._leases is not None:
+            events = self._leases.heard(events, answers)
         for event in events:
             self._on_event(event)
 

@@ -27,5 +27,5 @@ _DONE: Final = {
 def command(action: Method, index: int, name: str | None) -> None:
     """Kill (SIGKILL), stop (SIGSTOP), continue (SIGCONT) or restore a slice."""
     state = Home().find(name)
-    request(state.control_socket, action, timeout_s=_DEADLINE_S, index=index)
+    request(state.slices_socket, action, timeout_s=_DEADLINE_S, index=index)
     say(f"slice {index} of {state.name} {_DONE[action]}")

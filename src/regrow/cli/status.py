@@ -9,7 +9,8 @@ from typing import Any, Final
 import click
 
 from regrow.cli.options import cluster_choice
-from regrow.cli.report import count, say
+from regrow.cli.report import count, duration, say
+from regrow.cli.shared_status import print_shared
 from regrow.control import request
 from regrow.errors import ControlError, NoClusterError
 from regrow.home import ClusterState, Home
@@ -30,7 +31,10 @@ def command(name: str | None, as_json: bool, everything: bool) -> None:
         click.echo(json.dumps(statuses if everything else statuses[0], indent=1))
         return
     for status in statuses:
-        _print(status)
+        if status["shared"] and status["answers"]:
+            print_shared(status)
+        else:
+            _print(status)
     if not statuses:
         say(f"no cluster runs in {home.path}")
 
@@ -113,14 +117,3 @@ def _begin(one: dict[str, Any]) -> str:
     """How the line of a slice's story begins that tells of its present state."""
     state: str = one["state"]
     return {"suspect": "up", "down": "", "stopping": ""}.get(state, state)
-
-
-def duration(seconds: float) -> str:
-    """A duration for people."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"

@@ -31,18 +31,59 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.command("up")
 @cluster_options
 @tcp_options
+@click.option(
+    "--spares",
+    type=int,
+    metavar="N",
+    help="Share the slices among jobs (regrow run --cluster); so many are kept for lost ones.",
+)
+@click.option(
+    "--priorities",
+    type=click.Path(dir_okay=False, path_type=Path, resolve_path=True),
+    metavar="FILE",
+    help="Share the slices among jobs of these priority classes, a YAML of Kubernetes' form.",
+)
+@click.option(
+    "--cold-spares",
+    "warm",
+    flag_value=False,
+    default=True,
+    help="Start the hosts of a spare only when it is used.",
+)
 @click.option("--detach", is_flag=True, help="Return when it is up; it goes on by itself.")
 @click.option("--ready-fd", type=int, hidden=True)
 def command(
-    name: str | None, start_timeout_s: float, detach: bool, ready_fd: int | None, **values: Any
+    name: str | None,
+    start_timeout_s: float,
+    detach: bool,
+    ready_fd: int | None,
+    spares: int | None,
+    priorities: Path | None,
+    warm: bool,
+    **values: Any,
 ) -> int:
     """Start a cluster of local slices, which stays until it is taken down.
 
     Without --detach it ends with this command (Ctrl-C), else with `regrow down`.
+    With --spares or --priorities it has no head of its own: jobs lease its slices.
     """
     options = to_cluster_options(values)
     if detach:
         return start_detached("cluster", start_timeout_s)
+    if spares is not None or priorities is not None:
+        from regrow.cli.shared import supervise_shared
+
+        return supervise_shared(
+            options,
+            name,
+            start_timeout_s,
+            ready_fd,
+            spares=spares or 0,
+            priorities=priorities,
+            grace_s=options.grace_s,
+            warm=warm,
+            ending=_ENDING,
+        )
     return supervise(options, name, start_timeout_s, ready_fd, purpose="regrow up")
 
 

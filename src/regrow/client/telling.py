@@ -17,6 +17,7 @@ _CLIENT_SOCKET: Final = "client.sock"
 _CONTROL_SOCKET: Final = "control.sock"
 _TARGET_VARIABLE: Final = "JAX_BACKEND_TARGET"
 _UNIX: Final = "grpc://unix:"
+_ANSWER_S: Final = 5.0
 
 _lock = threading.Lock()
 _line: ControlConnection | None = None
@@ -40,6 +41,18 @@ def tell(method: Method, **params: Any) -> None:
             if _line is not None:
                 _line.close()
             _line = None
+
+
+def asks(method: Method) -> Any:
+    """The answer of the head on a connection of its own; None where there is nobody to ask."""
+    try:
+        connection = _connected(os.environ.get(_TARGET_VARIABLE))
+        if connection is None:
+            return None
+        with connection:
+            return connection.call(method, timeout_s=_ANSWER_S)
+    except RegrowError:
+        return None
 
 
 def _connected(target: str | None) -> ControlConnection | None:

@@ -15,6 +15,7 @@ from regrow.elastic.batches import Batch, ConstantGlobalBatch, ScaledGlobalBatch
 from regrow.elastic.causes import SliceLoss, explain
 from regrow.elastic.loaders import ElasticLoader, GrainLoader
 from regrow.elastic.progress import at_step, phase
+from regrow.elastic.requests import suspend_requested
 from regrow.lazy import attributes
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "phase",
     "record",
     "settle_checkpoints",
+    "suspend_requested",
 ]
 
 _HOMES: Final = {

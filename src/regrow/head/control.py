@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import inspect
-import json
-import logging
 import math
-import os
 import re
-import socket
-import struct
 import time
-from collections.abc import Awaitable
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, Protocol, final
 
-from regrow.control import Event, EventKind, encode, error_to_json
-from regrow.errors import ControlError, RegrowError, UsageError
+from regrow.control import Event, EventKind
+from regrow.control_aio import LineServer, Peer
+from regrow.errors import UsageError
+from regrow.launchers.leased import Lease
 
-logger = logging.getLogger(__name__)
-
-_MAX_REQUEST_BYTES: Final = 1 << 16
-_MAX_CONNECTIONS: Final = 64
-_MAX_BACKLOG_BYTES: Final = 1 << 20
-_CREDENTIALS: Final = struct.Struct("3i")
 _PHASE: Final = re.compile(r"[\w-]{1,40}", re.ASCII)
 
 
@@ -54,6 +42,24 @@ class Controlled(Protocol):
 
     def restore(self, index: int) -> Awaitable[None] | None:
         """Begins to relaunch a lost slice."""
+        ...
+
+    async def suspend(
+        self, slices: Sequence[int] | None, why: str, url: str | None
+    ) -> dict[str, Any]:
+        """Has slices (None: all) leave with their state saved at a URL (None: the usual place)."""
+        ...
+
+    async def resume(self, slices: Sequence[int] | None, timeout_s: float | None) -> dict[str, Any]:
+        """Brings suspended slices (None: all) back; returns when their state is."""
+        ...
+
+    def suspend_job(self) -> None:
+        """Lets clients know that the whole job is to end, with its state saved by themselves."""
+        ...
+
+    def suspend_requested(self) -> bool:
+        """Whether that was asked for."""
         ...
 
     async def wait_healthy(self, timeout_s: float | None) -> None:
@@ -88,6 +94,18 @@ class Controlled(Protocol):
         """Elastic events and goodput, as JSON values."""
         ...
 
+    def lease(self, rank: int, lease: Lease) -> None:
+        """Takes a lease for a slice (see `regrow.head.leases`)."""
+        ...
+
+    def withdraw(self, lease: Lease, cause: str) -> None:
+        """A lease is over."""
+        ...
+
+    async def give_back(self, lease: Lease, cause: str) -> None:
+        """Goes on without a lease; returns when no process is left on it."""
+        ...
+
     def shutdown(self) -> None:
         """Begins to end the cluster."""
         ...
@@ -118,117 +136,53 @@ class ControlServer:
 
     def __init__(self, head: Controlled, path: str) -> None:
         self._head = head
-        self._path = Path(path)
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.StreamWriter] = set()
-        self._subscribers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = LineServer(path, self._do, gone=self._gone)
+        self._subscribers: set[Peer] = set()
 
     async def start(self) -> None:
         """Begins to listen."""
-        self._path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(
-            self._serve, self._path, limit=_MAX_REQUEST_BYTES
-        )
-        self._path.chmod(0o600)
+        await self._server.start()
 
     def publish(self, event: Event) -> None:
         """Sends an event to everyone who asked for events."""
-        line = encode({"event": event})
-        for writer in list(self._subscribers):
-            if writer.transport.get_write_buffer_size() > _MAX_BACKLOG_BYTES:
-                # It does not read; to keep its events would need memory without end.
-                self._subscribers.discard(writer)
-                writer.transport.abort()
-            else:
-                writer.write(line)
+        for peer in self._subscribers:
+            peer.tell(event)
 
     async def close(self) -> None:
         """Stops listening and ends all connections, after what is left to be said to them."""
-        if self._server is not None:
-            self._server.close()
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for writer in list(self._connections):
-            writer.close()
-        self._path.unlink(missing_ok=True)
+        await self._server.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= _MAX_CONNECTIONS or not _is_own_user(writer):
-            writer.transport.abort()
-            return
-        self._connections.add(writer)
-        try:
-            await self._read_requests(reader, writer)
-        except (ConnectionError, asyncio.CancelledError):
-            # asyncio logs a traceback for a handler that ends as cancelled.
-            logger.debug("a control connection broke off")
-        finally:
-            self._connections.discard(writer)
-            self._subscribers.discard(writer)
-            writer.close()
+    def _gone(self, peer: Peer) -> None:
+        self._subscribers.discard(peer)
 
-    async def _read_requests(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        waiting: set[asyncio.Task[None]] = set()
-        try:
-            while line := await reader.readline():
-                task = asyncio.create_task(self._answer(line, writer))
-                for tasks in (self._tasks, waiting):
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
-        except ValueError:
-            error = ControlError(f"a request is longer than {_MAX_REQUEST_BYTES} bytes")
-            writer.write(encode({"id": None, "error": error_to_json(error)}))
-        finally:
-            for task in waiting:
-                # Whoever asked is gone, so there is nobody to go on waiting for.
-                task.cancel()
+    def _leases(self, method: str, params: dict[str, Any]) -> Any:
+        if method == "lease":
+            return self._head.lease(_number(params, "rank"), _lease(params))
+        return getattr(self._head, method)(_lease(params), str(params.get("cause")))
 
-    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
-        number: object = None
-        try:
-            request = _parse(line)
-            number = request.get("id")
-            result = await self._do(request, writer)
-            answer = {"id": number, "result": result}
-        except RegrowError as error:
-            answer = {"id": number, "error": error_to_json(error)}
-        except Exception as error:
-            logger.exception("control request failed: %r", line[:200])
-            text = ControlError(f"the head failed: {type(error).__name__}: {error}")
-            answer = {"id": number, "error": error_to_json(text)}
-        with contextlib.suppress(ConnectionError):
-            writer.write(encode(answer))
-            await writer.drain()
-
-    async def _do(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> Any:
-        method, params = request.get("method"), request.get("params") or {}
-        if not isinstance(params, dict):
-            raise UsageError("the parameters of a control request are no object")
+    def _do(self, peer: Peer, method: str, params: dict[str, Any]) -> Any:
         match method:
-            case "ping" | "status" | "timeline":
+            case "ping" | "status" | "timeline" | "suspend_job" | "suspend_requested":
                 return getattr(self._head, method)()
             case "kill" | "stop" | "cont" | "restore":
-                done = getattr(self._head, method)(_index(params))
-                return await done if inspect.isawaitable(done) else done
+                return getattr(self._head, method)(_index(params))
+            case "suspend" | "resume":
+                return self._suspend(method, params)
             case "wait_healthy" | "wait_client":
-                return await getattr(self._head, method)(_timeout(params))
+                return getattr(self._head, method)(_timeout(params))
             case "wait_step":
-                return await self._head.wait_step(_step(params))
+                return self._head.wait_step(_step(params))
             case "wait_phase":
-                return await self._head.wait_phase(str(params.get("phase")), _index(params))
+                return self._head.wait_phase(str(params.get("phase")), _index(params))
             case "fault":
                 return self._head.fault(_index(params), str(params.get("fault")))
-            case "progress":
-                return self._head.progress(*_progress(params))
-            case "traced":
-                return self._head.traced(*_interval(params))
+            case "progress" | "traced":
+                read = _progress if method == "progress" else _interval
+                return getattr(self._head, method)(*read(params))
+            case "lease" | "withdraw" | "give_back":
+                return self._leases(method, params)
             case "events":
-                self._subscribers.add(writer)
+                self._subscribers.add(peer)
                 return None
             case "shutdown":
                 # The answer goes out first: the loop may end with the next turn.
@@ -237,22 +191,42 @@ class ControlServer:
             case _:
                 raise UsageError(f"there is no control method {method!r}")
 
+    def _suspend(self, method: str, params: dict[str, Any]) -> Any:
+        if method == "resume":
+            return self._head.resume(_slices(params), _timeout(params))
+        why = str(params.get("why") or "asked for")
+        return self._head.suspend(_slices(params), why[:200], _url(params))
 
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        request = json.loads(line)
-    except ValueError:
-        raise UsageError("a control request is no JSON") from None
-    if not isinstance(request, dict):
-        raise UsageError("a control request is no JSON object")
-    return request
+
+def _number(params: dict[str, Any], name: str) -> int:
+    value = params.get(name)
+    if type(value) is not int:
+        raise UsageError(f"{value!r} is no {name} of a slice")
+    return value
 
 
 def _index(params: dict[str, Any]) -> int:
-    index = params.get("index")
-    if type(index) is not int:
-        raise UsageError(f"{index!r} is no index of a slice")
-    return index
+    return _number(params, "index")
+
+
+def _lease(params: dict[str, Any]) -> Lease:
+    return Lease(_index(params), _number(params, "incarnation"))
+
+
+def _slices(params: dict[str, Any]) -> list[int] | None:
+    slices = params.get("slices")
+    if slices is None:
+        return None
+    if not isinstance(slices, list) or any(type(index) is not int for index in slices):
+        raise UsageError(f"{slices!r} is no list of slices")
+    return slices
+
+
+def _url(params: dict[str, Any]) -> str | None:
+    url = params.get("url")
+    if url is not None and not (isinstance(url, str) and url):
+        raise UsageError(f"{url!r} is no path or URL")
+    return url
 
 
 def _step(params: dict[str, Any]) -> int:
@@ -287,10 +261,3 @@ def _timeout(params: dict[str, Any]) -> float | None:
     if type(timeout_s) not in (int, float) or not timeout_s >= 0:
         raise UsageError(f"{timeout_s!r} is no timeout")
     return float(timeout_s)
-
-
-def _is_own_user(writer: asyncio.StreamWriter) -> bool:
-    peer = writer.get_extra_info("socket")
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(raw)[1]
-    return uid in (0, os.getuid())

@@ -175,6 +175,13 @@ class Epochs:
             if epoch.has(host, incarnation):
                 self._end(epoch, Verdict(error))
 
+    def host_left(self, host: int, incarnation: int) -> None:
+        """A host has left in good order, when nothing was under way."""
+        for epoch in list(self._alive.values()):
+            if epoch.has(host, incarnation):
+                text = f"epoch {epoch.number} ended, for a slice of it was suspended"
+                self._end(epoch, Verdict(StatusError(Code.UNAVAILABLE, text)))
+
     # --- failing ---
 
     def broken(self, report: EpochBroken) -> None:

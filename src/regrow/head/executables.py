@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, final
 
@@ -19,6 +22,9 @@ from regrow.wire.shardings import Sharding
 Output: TypeAlias = "tuple[int, tuple[int, ...], Sharding]"
 
 _DEFAULT_MEMORY: Final = "device"
+_RECENT: Final = 64
+# A host loads in its turn what it is given: more would keep it from what the client wants first.
+_PRELOADED: Final = 4
 
 
 @final
@@ -57,10 +63,11 @@ class Executable:
         self._program = program
         self._use = use
         self._loaded: dict[int, tuple[Link, int]] = {}
+        self._closed = False
 
     def load(self, host: int, link: Link, epoch: int) -> None:
         """Has it loaded on a host, if it is not there already for this epoch."""
-        if self._loaded.get(host) == (link, epoch):
+        if self._closed or self._loaded.get(host) == (link, epoch):
             return
         self._loaded[host] = (link, epoch)
         if self._use is not None:
@@ -85,6 +92,7 @@ class Executable:
             if link.lost is None:
                 link.send(Unload((self.number,)))
         self._loaded.clear()
+        self._closed = True
         if self._use is not None:
             self._use.close()
 
@@ -114,6 +122,7 @@ class Dispatcher:
         self._buffers = buffers
         self._epochs = epochs
         self._launch = 0
+        self._recent: OrderedDict[int, weakref.ref[Executable]] = OrderedDict()
 
     def preload(self, executable: Executable) -> None:
         """Has a program loaded ahead of its first execution, where its hosts are up.
@@ -129,6 +138,22 @@ class Dispatcher:
         epoch = self._epochs.covering(placement.hosts) if placement.spans else 0
         for host in placement.hosts:
             executable.load(host, links[host], epoch)
+
+    def preload_recent(self, slice_index: int) -> None:
+        """Has the programs that were last run over a slice loaded, now that it is back.
+
+        It is done while the client is busy with its arrays, so that its first step finds them there.
+        """
+        recent = (reference() for reference in reversed(self._recent.values()))
+        fitting = (one for one in recent if one is not None and slice_index in one.placement.slices)
+        for executable in itertools.islice(fitting, _PRELOADED):
+            self.preload(executable)
+
+    def _note(self, executable: Executable) -> None:
+        self._recent[executable.number] = weakref.ref(executable)
+        self._recent.move_to_end(executable.number)
+        if len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
 
     def execute(
         self, executable: Executable, args: Sequence[Buffer], with_status: bool
@@ -149,6 +174,7 @@ class Dispatcher:
         for host in placement.hosts:
             executable.load(host, links[host], epoch)
         self._launch += 1
+        self._note(executable)
         outs = [buffers.new(placement) for _ in executable.outputs]
         status = buffers.new(placement) if with_status else None
         packed = pack(

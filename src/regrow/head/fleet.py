@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Protocol, final
 
 from regrow.channel import commands as c
@@ -13,17 +13,20 @@ from regrow.channel.handshake import Hello
 from regrow.channel.head_end import HeadChannel, WorkerServer, serve_workers
 from regrow.config import HeadConfig
 from regrow.errors import (
+    Code,
     ControlError,
     LaunchError,
     SliceLostError,
+    StatusError,
     UsageError,
     WaitTimeout,
 )
 from regrow.head.guard import unexpected, watch
-from regrow.head.inflict import inflict
+from regrow.head.inflict import NEXT, inflict
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec, Launcher, Process
+from regrow.launchers.joined import EVERY_ADDRESS, JoinedLauncher
 from regrow.slices import (
     ContHosts,
     ContRequested,
@@ -40,12 +43,14 @@ from regrow.slices import (
     HostStartFailed,
     JobEnds,
     KillRequested,
+    Leave,
     Membership,
     Policy,
     Request,
     RestoreRequested,
     ShutdownRequested,
     SliceLost,
+    SliceTaken,
     SliceUp,
     StallGuard,
     StartHost,
@@ -59,6 +64,7 @@ log = logging.getLogger(__name__)
 _BEAT_S: Final = 0.1
 _PINGS_PER_DEADLINE: Final = 8
 _LOSS_S: Final = 10.0
+_LEAVE_S: Final = 5.0
 _PATIENCE: Final = 2.0
 
 
@@ -118,11 +124,13 @@ class Fleet:
             start_s=config.start_deadline_s,
             restore_after_s=config.restore_after_s,
             num_elastic_instances=config.num_elastic_instances,
+            leased=config.machines_socket is not None,
         )
         self.membership = Membership([topology.hosts_per_slice] * topology.slices, policy)
         self._members: dict[tuple[int, int, int], Member] = {}
         self._others: dict[str, HeadChannel] = {}
         self._server: WorkerServer | None = None
+        self._remote: WorkerServer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._guard = StallGuard(time.monotonic(), _BEAT_S)
         self._pinged = 0.0
@@ -130,17 +138,23 @@ class Fleet:
         self._changed: asyncio.Event = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self._for_next: dict[int, str] = {}
+        self._unheeded: set[tuple[int, int]] = set()
 
     # --- life ---
 
     async def open(self) -> None:
-        """Listens for workers, and starts all slices."""
+        """Listens for workers, and starts all slices; those that are leased when they are granted."""
         self._server = await serve_workers(
             self._config.worker_socket, self._secret, self._authorize
         )
+        if isinstance(self._launcher, JoinedLauncher):
+            self._remote = await serve_workers((EVERY_ADDRESS, 0), self._secret, self._authorize)
+            self._launcher.channel_port = int(self._remote.endpoint[1])
         self._guard = StallGuard(time.monotonic(), _BEAT_S)
         self._beat()
-        self.handle(StartRequested())
+        if not self.membership.policy.leased:
+            self.handle(StartRequested())
 
     async def close(self) -> None:
         """Ends all slices."""
@@ -152,8 +166,9 @@ class Fleet:
             member.channel.close()
         for task in list(self._tasks):
             task.cancel()
-        if self._server is not None:
-            await self._server.close()
+        for server in (self._server, self._remote):
+            if server is not None:
+                await server.close()
         await self._launcher.close()
 
     def add_process(self, role: str, channel: HeadChannel) -> None:
@@ -198,6 +213,8 @@ class Fleet:
                 self._signal(action)
             case EndHost():
                 self._end(action)
+            case Leave():
+                self._leave(action)
             case JobEnds():
                 self._owner.job_ends(action.text)
 
@@ -237,6 +254,7 @@ class Fleet:
 
     def _make_member(self, index: int, host: int, incarnation: int, number: int) -> Member:
         link = Link(f"slice {index} host {host}", number, index, incarnation)
+        link.shares_memory = self._remote is None
 
         def broken(cause: str) -> None:
             if not self._closing:
@@ -265,10 +283,20 @@ class Fleet:
         if isinstance(command, c.Pong):
             self.handle(Heartbeat(index, incarnation, host))
         elif isinstance(command, c.Up):
+            if index in self._for_next:
+                inflict([member], self._for_next.pop(index))
             self.handle(HostReady(index, incarnation, host))
+            return
+        elif isinstance(command, c.Noticed) and not self._heeds(index, incarnation):
+            member.link.send(c.Go())
             return
         if self.membership.is_live(index, incarnation):
             self._owner.report(member.link, command)
+
+    def _heeds(self, index: int, incarnation: int) -> bool:
+        """Whether a notice to a host has its slice suspended; else it ends as it would have."""
+        live = self.membership.is_live(index, incarnation)
+        return live and (index, incarnation) not in self._unheeded
 
     def _authorize(self, hello: Hello) -> HeadChannel | str:
         who = hello.identity
@@ -285,6 +313,9 @@ class Fleet:
         member = self._members.pop((index, host, incarnation), None)
         if member is not None:
             member.link.ended()
+            if member.link.lost is None:
+                gone = StatusError(Code.UNAVAILABLE, f"{member.link.name} has ended: {cause}")
+                member.link.lose(gone)
             member.channel.close()
         if not self._of(index, incarnation):
             self.handle(Fenced(index, incarnation))
@@ -319,6 +350,20 @@ class Fleet:
             asyncio.get_running_loop().call_soon(
                 self.handle, Fenced(action.index, action.incarnation)
             )
+
+    def _leave(self, action: Leave) -> None:
+        for _, member in self._of(action.index, action.incarnation):
+            member.link.send(c.Exit())
+            if member.process is not None:
+                asyncio.get_running_loop().call_later(_LEAVE_S, member.process.kill)
+
+    def dismiss(self, index: int) -> None:
+        """Has the hosts of a slice end as a notice to them would have ended them."""
+        incarnation = self.membership.info(index).incarnation
+        for _, member in self._of(index, incarnation):
+            member.link.send(c.Go())
+            if member.process is not None:
+                asyncio.get_running_loop().call_later(_LEAVE_S, member.process.kill)
 
     def _end(self, action: EndHost) -> None:
         member = self._members.get((action.index, action.host, action.incarnation))
@@ -371,8 +416,14 @@ class Fleet:
         Raises:
             ControlError: The slice has no processes.
         """
+        if fault.startswith(NEXT):
+            self._for_next[index] = fault.removeprefix(NEXT)
+            return
         self._check(KillRequested(index))
-        members = self._of(index, self.membership.info(index).incarnation)
+        incarnation = self.membership.info(index).incarnation
+        members = self._of(index, incarnation)
+        if fault == "term":
+            self._unheeded.add((index, incarnation))
         inflict([member for _, member in members], fault)
 
     def _check(self, request: Request) -> None:
@@ -388,13 +439,53 @@ class Fleet:
         self._check(request)
         self.handle(request)
 
-    async def wait_healthy(self, timeout_s: float | None) -> None:
+    async def wait_healthy(
+        self, timeout_s: float | None, wanted: Callable[[], Collection[int]] | None = None
+    ) -> None:
         """Returns when every slice is up.
+
+        Args:
+            timeout_s: The deadline.
+            wanted: Tells which slices are waited for; None: all.
 
         Raises:
             WaitTimeout: They are not at the deadline; says who is missing.
         """
-        await self._until(self.membership.all_up, "", timeout_s)
+
+        def up() -> bool:
+            return self.membership.live().keys() >= set(wanted() if wanted is not None else ())
+
+        await self._until(self.membership.all_up if wanted is None else up, "", timeout_s)
+
+    # --- what leases bring ---
+
+    def grant(self, index: int) -> None:
+        """There is a place for a slice, another one than it had: starts it there.
+
+        Raises:
+            UsageError: There is no such slice.
+        """
+        if not 0 <= index < self._topology.slices:
+            raise UsageError(f"there is no slice {index}; the cluster has {self._topology.slices}")
+        if self.membership.info(index).state == "suspended":
+            return  # It is started there when it is resumed.
+        # What still runs in the former place is kept out by its number.
+        self.handle(SliceTaken(index, "another slice takes its place"))
+        self.handle(Fenced(index, self.membership.info(index).incarnation))
+        self.handle(RestoreRequested(index))
+
+    def take(self, index: int, cause: str) -> None:
+        """Gives a slice up."""
+        self.handle(SliceTaken(index, cause))
+
+    async def wait_ended(self, index: int, incarnation: int, timeout_s: float) -> None:
+        """Returns when no process of an incarnation is left.
+
+        Raises:
+            WaitTimeout: There is one at the deadline.
+        """
+        what = f"the processes of slice {index} to end"
+        await self._until(lambda: not self._of(index, incarnation), what, timeout_s)
 
     async def _until(self, done: Callable[[], bool], what: str, timeout_s: float | None) -> None:
         try:

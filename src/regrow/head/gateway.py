@@ -15,6 +15,7 @@ from regrow.errors import Code, StatusError
 from regrow.head.refused import RefusedSession
 from regrow.head.runtime import Runtime
 from regrow.head.session import Session
+from regrow.head.tables import Tables
 from regrow.head.topology import MEMORY_KINDS, Topology
 from regrow.wire.schema import proxy
 
@@ -106,6 +107,10 @@ class Gateway:
     def clients(self) -> int:
         """How many clients are connected."""
         return len(self._sessions)
+
+    def tables(self) -> dict[int, Tables]:
+        """What the handles of each session stand for."""
+        return {number: session.tables for number, session in self._sessions.items()}
 
     @property
     def nonces(self) -> list[str]:

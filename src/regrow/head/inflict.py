@@ -13,8 +13,12 @@ from regrow.errors import UsageError
 if TYPE_CHECKING:
     from regrow.head.fleet import Member
 
-FAULTS: Final = frozenset({"term", "segv", "exit", "oom", "diskfull", "mend", "sever"})
-"""What can be done; `sever` breaks the connections of a slice's hosts once."""
+FAULTS: Final = frozenset({"term", "preempt", "segv", "exit", "oom", "diskfull", "mend", "sever"})
+"""What can be done; `sever` breaks the connections of a slice's hosts once. `term` is a SIGTERM that has
+no state saved. "trap:NAME=ACTION" sets a trap at one of `regrow.suspend.points`."""
+
+NEXT: Final = "next:"
+"""A fault that begins so is done to the first host of the slice that is up hereafter."""
 
 TERM_GRACE_S: Final = 5.0
 
@@ -25,7 +29,7 @@ def inflict(members: Sequence[Member], fault: str) -> None:
     Raises:
         UsageError: There is no such fault.
     """
-    if fault not in FAULTS:
+    if fault not in FAULTS and not fault.startswith("trap:"):
         raise UsageError(f"there is no fault {fault!r}; there are {', '.join(sorted(FAULTS))}")
     for member in members:
         _inflict(member, fault)
@@ -39,6 +43,8 @@ def _inflict(member: Member, fault: str) -> None:
         case "term" if process is not None:
             process.send(SIGTERM)
             asyncio.get_running_loop().call_later(TERM_GRACE_S, process.kill)
+        case "preempt" if process is not None:
+            process.send(SIGTERM)
         case "segv" if process is not None:
             process.send(SIGSEGV)
         case _:

@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol, final
 
 from regrow.config import HeadConfig
-from regrow.errors import ClusterError, Code, StatusError, WaitTimeout
+from regrow.errors import (
+    ClusterError,
+    Code,
+    ControlError,
+    StatusError,
+    UsageError,
+    WaitTimeout,
+)
 from regrow.head.aides import Aide, EntryLauncher
 from regrow.head.attention import Attention
 from regrow.head.control import ControlServer, make_event
@@ -23,19 +30,26 @@ from regrow.head.coordination_calls import serve_coordination
 from regrow.head.fleet import Fleet
 from regrow.head.gateway import PROTOCOL_MAX, PROTOCOL_MIN, Gateway
 from regrow.head.guard import Guard
+from regrow.head.leases import Leases
 from regrow.head.metrics import MetricsServer
 from regrow.head.runtime import Runtime
+from regrow.head.suspension import Suspension
 from regrow.head.topology import Topology
 from regrow.launchers.base import Launcher
+from regrow.launchers.joined import EVERY_ADDRESS, JoinedLauncher
+from regrow.launchers.leased import Lease, LeasedLauncher
 from regrow.observe import Report, event_lines
 from regrow.slices import Progressed
+from regrow.suspend.points import set_trap_from
 from regrow.wire.schema import jaxlib_version
 from regrow.wire.service import Server, serve
+from regrow.wire.sockets import listen_tcp
 
 log = logging.getLogger(__name__)
 
 _SHARE_OF_MEMORY: Final = 0.4
 _CLOSE_DEADLINE_S: Final = 15.0
+_TRAP: Final = "headtrap:"
 
 
 class HeadLauncher(Launcher, EntryLauncher, Protocol):
@@ -56,9 +70,16 @@ class Head:
         )
         self._compiler.on_up = self._runtime.compiler.compiler_up
         self._compiler.on_call = self._runtime.call_client
-        self._secret = secrets.token_bytes(32)
+        self._joined = launcher if isinstance(launcher, JoinedLauncher) else None
+        self._secret = secrets.token_bytes(32) if self._joined is None else self._joined.secret
         self._fleet = Fleet(config, topology, launcher, self._secret, self._runtime)
+        self._leases = (
+            Leases(launcher, self._fleet) if isinstance(launcher, LeasedLauncher) else None
+        )
         self._gateway = Gateway(self._runtime, self._on_clients)
+        self._suspension = Suspension(
+            config, self._runtime, self._fleet, self._gateway.tables, self._changed
+        )
         self._control = ControlServer(self, config.control_socket)
         self._attention = Attention(
             self._runtime.observer.run,
@@ -74,6 +95,7 @@ class Head:
         self._guard = Guard(lambda _: self._stop.set())
         self._client = asyncio.Event()
         self._clients = 0
+        self._job_ends = False
         self._started = time.monotonic()
         self._up_since: dict[int, float] = {}
 
@@ -103,6 +125,11 @@ class Head:
         )
         await self._control.start()
         self._meeting = serve_coordination(self._runtime.coordination, self._config.epoch_socket)
+        if self._joined is not None:
+            await self._joined.open()
+            # Whoever joins knows the host by which it reaches this one.
+            self._meeting.listen(listen_tcp(EVERY_ADDRESS, 0), None)
+            self._runtime.coordination.address = f":{self._meeting.port}"
         if self._config.metrics_port is not None:
             self._metrics = MetricsServer(self._config.metrics_port, self.status)
         await self._fleet.open()
@@ -117,6 +144,7 @@ class Head:
 
     async def _close(self) -> None:
         self._attention.close()
+        await self._suspension.close()
         if self._metrics is not None:
             self._metrics.close()
         self._compiler.close()
@@ -140,12 +168,18 @@ class Head:
     # --- events ---
 
     def _changed(self, kind: Any, slice_index: int, incarnation: int, text: str) -> None:
+        if kind == "slice_lost" and self._leases is not None:
+            told = self._leases.lost(slice_index, incarnation, text)
+            if told is not None:
+                self._control.publish(told)
+        if kind == "slice_suspended" and self._leases is not None:
+            self._leases.left(slice_index, incarnation)
         now = time.monotonic()
         took_s = None
-        if kind == "slice_up":
+        if kind in ("slice_up", "slice_resumed"):
             took_s = now - self._started
             self._up_since[slice_index] = now
-        elif kind == "slice_lost" and slice_index in self._up_since:
+        elif kind in ("slice_lost", "slice_suspended") and slice_index in self._up_since:
             took_s = now - self._up_since.pop(slice_index)
         self._control.publish(
             make_event(
@@ -172,6 +206,8 @@ class Head:
 
     def _long_wait(self, text: str, waited_s: float) -> None:
         """A wait lasts longer than it usually does."""
+        if self._runtime.gate.closed:  # And everybody knows why.
+            return
         log.info("%s", text)
         self._control.publish(make_event("long_wait", text=text, took_s=waited_s))
 
@@ -213,6 +249,7 @@ class Head:
             "pid": os.getpid(),
             "target": self._config.target,
             "metrics_port": None if self._metrics is None else self._metrics.port,
+            "worker_port": None if self._joined is None else self._joined.port,
             "tcp_port": None if self._server is None else self._server.port,
             "devices": self._runtime.topology.devices,
             "clients": self._clients,
@@ -224,6 +261,7 @@ class Head:
             "jaxlib": jaxlib_version(),
             "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
             "sessions": self._gateway.describe(),
+            "suspended": self._suspension.describe(),
             "timeline": self.timeline(),
         }
         return status
@@ -244,9 +282,36 @@ class Head:
         """Begins to relaunch a lost slice."""
         self._fleet.restore(index)
 
+    async def suspend(
+        self, slices: Sequence[int] | None, why: str, url: str | None
+    ) -> dict[str, Any]:
+        """Has slices leave with their state saved."""
+        return await self._suspension.suspend(slices, why, url=url)
+
+    def suspend_job(self) -> None:
+        """Lets clients know that the whole job is to end.
+
+        Raises:
+            ControlError: Slices are suspended, so that no client can do anything.
+        """
+        if self._suspension.stored:
+            raise ControlError(
+                "slices are suspended, and clients can save nothing; resume them first"
+            )
+        self._job_ends = True
+
+    def suspend_requested(self) -> bool:
+        """Whether that was asked for."""
+        return self._job_ends
+
+    async def resume(self, slices: Sequence[int] | None, timeout_s: float | None) -> dict[str, Any]:
+        """Brings suspended slices back."""
+        return await self._suspension.resume(slices, timeout_s)
+
     async def wait_healthy(self, timeout_s: float | None) -> None:
         """Returns when every slice is up; raises `WaitTimeout` at the deadline."""
-        await self._fleet.wait_healthy(timeout_s)
+        wanted = None if self._leases is None else self._leases.ranks
+        await self._fleet.wait_healthy(timeout_s, wanted)
 
     async def wait_client(self, timeout_s: float | None) -> None:
         """Returns when a client has connected; raises `WaitTimeout` at the deadline."""
@@ -278,8 +343,28 @@ class Head:
         await self._runtime.observer.watch.phase(phase, index)
 
     def fault(self, index: int, fault: str) -> None:
-        """Does a fault to a slice (see `regrow.head.inflict`)."""
+        """Does a fault to a slice (see `regrow.head.inflict`); "headtrap:…" sets one in the head."""
+        if fault.startswith(_TRAP):
+            set_trap_from(fault.removeprefix(_TRAP))
+            return
         self._fleet.inflict(index, fault)
+
+    def lease(self, rank: int, lease: Lease) -> None:
+        """Takes a lease for a slice."""
+        self._leased().grant(rank, lease)
+
+    def withdraw(self, lease: Lease, cause: str) -> None:
+        """A lease is over."""
+        self._leased().withdraw(lease, cause)
+
+    async def give_back(self, lease: Lease, cause: str) -> None:
+        """Goes on without a lease; returns when no process is left on it."""
+        await self._leased().give_back(lease, cause)
+
+    def _leased(self) -> Leases:
+        if self._leases is None:
+            raise UsageError("the slices of this cluster are its own, and not leased")
+        return self._leases
 
     def shutdown(self) -> None:
         """Begins to end the cluster."""

@@ -124,6 +124,7 @@ class ProgramRequests:
                 "the owner of this cluster has switched colocated Python off",
             )
         program = Colocated(bytes(body.program.data), self._runtime.buffers)
+        self._tables.stateful.add(program.name)
         return self._compiled(program, program.placement.devices, None)
 
     def _compiled(self, program: Any, devices: Sequence[int], fingerprint: bytes | None) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from regrow.channel import commands as c
 from regrow.channel import rgcb
@@ -21,6 +21,7 @@ from regrow.head.coordination import Coordination
 from regrow.head.coordination_calls import address_of
 from regrow.head.epochs import Epochs
 from regrow.head.executables import Dispatcher
+from regrow.head.gate import Gate
 from regrow.head.links import Link
 from regrow.head.observer import Observer
 from regrow.head.topology import Topology
@@ -28,6 +29,23 @@ from regrow.head.transfers import EpochError, Transfers
 from regrow.observe import Report
 
 log = logging.getLogger(__name__)
+
+
+class Suspending(Protocol):
+    """Who looks after suspended slices."""
+
+    @property
+    def stored(self) -> Mapping[int, Any]:
+        """The slices whose state is on storage."""
+        ...
+
+    def slice_up(self, index: int, links: Sequence[Link]) -> None:
+        """New hosts of such a slice are up."""
+        ...
+
+    def noticed(self, index: int, why: str) -> None:
+        """A host was told that it is going to be ended."""
+        ...
 
 
 @final
@@ -57,6 +75,8 @@ class Runtime:
         self.observer = Observer(self.buffers, self.transfers, on_report)
         self.compiler.on_done = self.observer.run.program_found
         self.ended: str | None = None
+        self.gate = Gate()
+        self.suspension: Suspending | None = None
         self._on_change = on_change
 
     def end(self, error: StatusError) -> None:
@@ -80,24 +100,52 @@ class Runtime:
 
     def slice_up(self, slice_index: int, incarnation: int, links: list[Link]) -> None:
         """A slice takes work."""
-        if incarnation > 1:
+        stored = self._is_stored(slice_index)
+        if incarnation > 1 and not stored:
             self.observer.run.slice_back(slice_index)
         for link in links:
             self.buffers.links[link.host] = link
         if len(self.buffers.links) == self.topology.hosts:
             self.observer.run.slices_up(time.monotonic())
             self.epochs.form_if_needed()
-        self._on_change("slice_up", slice_index, incarnation, "")
+        if incarnation > 1 and not stored:
+            self.dispatcher.preload_recent(slice_index)
+        if stored and self.suspension is not None:
+            self.suspension.slice_up(slice_index, links)
+        else:
+            self._on_change("slice_up", slice_index, incarnation, "")
+
+    def _is_stored(self, slice_index: int) -> bool:
+        return self.suspension is not None and slice_index in self.suspension.stored
+
+    def _hosts_of(self, slice_index: int) -> range:
+        count = self.topology.hosts_per_slice
+        return range(slice_index * count, (slice_index + 1) * count)
+
+    def slice_leaves(self, slice_index: int) -> None:
+        """A slice takes no work any longer, and is not lost by that: its state is on storage."""
+        for host in self._hosts_of(slice_index):
+            link = self.buffers.links.pop(host, None)
+            if link is not None:
+                self.callbacks.release_all(link)
+
+    def slice_left(self, slice_index: int, incarnation: int) -> None:
+        """The hosts of a suspended slice are gone: the epochs that they were in are over."""
+        for host in self._hosts_of(slice_index):
+            self.epochs.host_left(host, incarnation)
 
     def slice_lost(
         self, error: SliceLostError, cause: str, was_up: bool, since: float | None = None
     ) -> None:
         """A slice is lost: waits for it end now, its peers' epoch ends, its arrays are lost."""
         started = time.monotonic()
-        hosts = range(
-            error.slice_index * self.topology.hosts_per_slice,
-            (error.slice_index + 1) * self.topology.hosts_per_slice,
-        )
+        hosts = self._hosts_of(error.slice_index)
+        if self._is_stored(error.slice_index):
+            # What lived on it is on storage, and it is started again.
+            self.slice_leaves(error.slice_index)
+            for host in hosts:
+                self.epochs.host_lost(host, error.incarnation, error)
+            return
         if was_up:
             signs = [since, *map(self.epochs.suspected_since, hosts)]
             first = min((sign for sign in signs if sign is not None), default=started)
@@ -134,6 +182,9 @@ class Runtime:
                 self.epochs.formed(command.epoch, link.host, command.port)
             case c.EpochBroken():
                 self.epochs.broken(command)
+            case c.Noticed():
+                if self.suspension is not None:
+                    self.suspension.noticed(link.slice_index, command.why)
             case c.Callback():
                 self.call_client(link, command)
             case c.CallbackFreed():

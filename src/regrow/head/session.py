@@ -113,6 +113,11 @@ class Session:
                     self._handlers[name] = getattr(group, name)
         runtime.observer.around(self._handlers, self._tables)
 
+    @property
+    def tables(self) -> Tables:
+        """What its handles stand for."""
+        return self._tables
+
     # --- host buffers ---
 
     def store_begin(self, handle: int, size: int) -> memoryview:
@@ -161,6 +166,7 @@ class Session:
     def closed(self) -> None:
         """The client is gone."""
         self._closed = True
+        self._runtime.gate.forget(self)
         self._inbox.clear()
         self._incoming.clear()
         self._tables.clear()
@@ -184,11 +190,19 @@ class Session:
         context = request.request_metadata.user_context_id
         if context:
             self._contexts.append(context)
-        if self._inbox or not self._handle(request):
+        if self._inbox or self._held_back(request) or not self._handle(request):
             self._inbox.append(request)
 
+    def _held_back(self, request: Any) -> bool:
+        """Whether slices are suspended: then the request waits until they are back."""
+        gate = self._runtime.gate
+        if not gate.closed or request.WhichOneof("request") == "init_request":
+            return False
+        gate.park(self, self._go_on)
+        return True
+
     def _go_on(self) -> None:
-        while self._inbox and self._handle(self._inbox[0]):
+        while self._inbox and not self._held_back(self._inbox[0]) and self._handle(self._inbox[0]):
             self._inbox.popleft()
 
     def _handle(self, request: Any) -> bool:

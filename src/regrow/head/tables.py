@@ -62,6 +62,7 @@ class Tables:
         programs: What `program_requests` keeps.
         host_buffers: Bytes that came from the client, or are to go to it.
         statuses: What there is to wait for at the end of an execution.
+        stateful: Names of the programs that may hold on to something on the hosts, also former ones.
     """
 
     def __init__(self, nonce: str = "") -> None:
@@ -70,6 +71,7 @@ class Tables:
         self.programs: dict[int, Any] = {}
         self.host_buffers: dict[int, Any] = {}
         self.statuses: dict[int, list[Piece] | StatusError | Later] = {}
+        self.stateful: set[str] = set()
         self.closed = False
         self._next = SERVER_HANDLES_FROM
 

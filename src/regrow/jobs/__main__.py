@@ -15,9 +15,10 @@ from pathlib import Path
 
 from regrow.errors import RegrowError, UsageError
 from regrow.jobs.model import Policy
-from regrow.jobs.priorities import PriorityClasses, parse_classes
+from regrow.jobs.priorities import PriorityClasses, load_classes
 from regrow.jobs.service import Service
 from regrow.jobs.store import Store
+from regrow.processes import close_inherited, die_with_parent
 
 
 def main() -> int:
@@ -25,13 +26,17 @@ def main() -> int:
     options = _parser().parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     try:
+        if options.parent is not None:
+            close_inherited(())
+            die_with_parent(options.parent)
         policy = Policy(
             spares=options.spares,
             grace_s=options.grace_s,
             fence_s=options.fence_s,
             report_s=options.report_s,
         )
-        classes = _classes(options.priorities)
+        file = options.priorities
+        classes = PriorityClasses() if file is None else load_classes(Path(file))
         return asyncio.run(_run(Path(options.directory), policy, classes))
     except RegrowError as error:
         sys.stderr.write(f"regrow: {error}\n")
@@ -55,21 +60,13 @@ async def _run(directory: Path, policy: Policy, classes: PriorityClasses) -> int
     return 0
 
 
-def _classes(path: str | None) -> PriorityClasses:
-    if path is None:
-        return PriorityClasses()
-    try:
-        return parse_classes(Path(path).read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the priority classes: {error}") from None
-
-
 def _parser() -> argparse.ArgumentParser:
     defaults = Policy()
     parser = argparse.ArgumentParser(prog="python -m regrow.jobs")
     parser.add_argument("directory")
     parser.add_argument("--priorities", metavar="FILE")
     parser.add_argument("--spares", type=int, default=defaults.spares)
+    parser.add_argument("--parent", type=int, metavar="PID", help="It ends with this process.")
     for name in ("grace", "fence", "report"):
         key = f"{name}_s"
         parser.add_argument(f"--{name}", dest=key, type=float, default=getattr(defaults, key))

@@ -112,6 +112,7 @@ class Manager:
         return {
             "jobs": [self._job_status(job) for job in jobs],
             "slices": [self._slice_status(one) for one in self._ledger.slices.values()],
+            "spares": self._ledger.policy.spares,
             "changes": [records.shallow(change) for change in self.changes],
         }
 
@@ -150,6 +151,7 @@ class Manager:
         return {
             "index": one.index,
             "shape": str(one.shape),
+            "shape_of": records.shallow(one.shape),
             "state": one.state,
             "incarnation": one.incarnation,
             "job": one.job,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, final
 
 import yaml
@@ -217,3 +218,15 @@ def parse_classes(text: str, source: str = "the priority classes") -> PriorityCl
         return PriorityClasses(PriorityClass.from_manifest(item) for item in items)
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
+
+
+def load_classes(path: Path) -> PriorityClasses:
+    """Reads the classes of a file (see `parse_classes`).
+
+    Raises:
+        UsageError: If it cannot be read, is no YAML, or a class in it is wrong.
+    """
+    try:
+        return parse_classes(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the priority classes: {error}") from None

@@ -11,6 +11,7 @@ that ends takes its job or its slices with it: over a Unix socket it ends with t
 | slice | what a `SliceReport` has | hosts |
 | tell | event: kind and fields, of the connection's own job or slices | a job, hosts |
 | suspend, resume, cancel | name | an operator |
+| watch | changes come as events of the kind `Change` | an operator |
 | status, shutdown | | an operator |
 """
 
@@ -18,19 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
-from regrow.control import encode as encode_line
-from regrow.control import error_to_json
-from regrow.errors import ClusterError, ControlError, RegrowError, UsageError
+from regrow.control_aio import LineServer, Peer
+from regrow.errors import ClusterError, UsageError
 from regrow.jobs.codec import build, decode_event, encode
 from regrow.jobs.manager import Manager
 from regrow.jobs.model import (
@@ -49,20 +45,20 @@ from regrow.jobs.model import (
     SuspendRequested,
 )
 from regrow.jobs.priorities import PriorityClasses
+from regrow.jobs.records import shallow
 from regrow.jobs.store import Store
 
 logger = logging.getLogger(__name__)
 
 SOCKET_NAME: Final = "jobs.sock"
-_MAX_REQUEST_BYTES: Final = 1 << 16
-_CREDENTIALS: Final = struct.Struct("3i")
+_MAX_PEERS: Final = 1024
 
 
 @dataclass(eq=False, slots=True)
 class _Peer:
     """A connection, and whom it speaks for."""
 
-    writer: asyncio.StreamWriter
+    connection: Peer
     job: str | None = None
     slices: set[int] = field(default_factory=set)
 
@@ -93,12 +89,14 @@ class Service:
         self._store = store
         self._classes = classes
         self._clock = clock
-        self._peers: set[_Peer] = set()
+        self._peers: dict[Peer, _Peer] = {}
+        self._watchers: set[Peer] = set()
         self._jobs: dict[str, _Peer] = {}
         self._hosts: dict[int, _Peer] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._server: asyncio.Server | None = None
-        self._path = store.path.with_name(SOCKET_NAME)
+        self._server = LineServer(
+            store.path.with_name(SOCKET_NAME), self._do, gone=self._gone, connections=_MAX_PEERS
+        )
         state, changes = store.load(policy.changes)
         if state is None:
             self._manager = Manager(policy)
@@ -112,22 +110,14 @@ class Service:
         """Begins to listen."""
         self._commit(())
         # The store is ours alone, so a socket that is there is a dead manager's.
-        self._path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(
-            self._serve, self._path, limit=_MAX_REQUEST_BYTES
-        )
-        self._path.chmod(0o600)
+        await self._server.start()
 
     def close(self) -> None:
         """Ends all connections; what they stand for goes on, for the next manager."""
-        if self._server is not None:
-            self._server.close()
         if self._timer is not None:
             self._timer.cancel()
         self.ended.set()
-        for peer in self._peers:
-            peer.writer.close()
-        self._path.unlink(missing_ok=True)
+        self._server.stop()
 
     # --- the manager ---
 
@@ -140,13 +130,17 @@ class Service:
     def _commit(self, instructions: Iterable[Instruction]) -> None:
         """Writes the new state down, then says what follows from it."""
         try:
-            self._store.save(self._manager.to_json(), self._manager.take_changes())
+            changes = self._manager.take_changes()
+            self._store.save(self._manager.to_json(), changes)
         except ClusterError as error:
             # What is not written down must not be said, and the next event would be as bad.
             logger.exception("the state cannot be written")
             self.error = error
             self.ended.set()
             raise
+        for watcher in self._watchers:
+            for change in changes:
+                watcher.tell({"kind": "Change"} | shallow(change))
         for instruction in instructions:
             if isinstance(instruction, Fence):
                 peer = self._hosts.get(instruction.index)
@@ -154,7 +148,7 @@ class Service:
                 peer = self._jobs.get(instruction.job)
             # Whoever is not there hears of it when it reports.
             if peer is not None:
-                peer.writer.write(encode_line({"event": encode(instruction)}))
+                peer.connection.tell(encode(instruction))
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -168,27 +162,15 @@ class Service:
 
     # --- connections ---
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not _is_own_user(writer):
-            writer.transport.abort()
-            return
-        peer = _Peer(writer)
-        self._peers.add(peer)
-        try:
-            while not self.ended.is_set() and (line := await reader.readline()):
-                self._answer(peer, line)
-                await writer.drain()
-        except (ConnectionError, ValueError, asyncio.CancelledError):
-            logger.debug("a connection of the resource manager broke off")
-        finally:
-            writer.close()
-            self._peers.discard(peer)
-            # At our own end it is we who have gone.
-            if not self.ended.is_set():
-                with contextlib.suppress(ClusterError):
-                    self._gone(peer)
+    def _gone(self, connection: Peer) -> None:
+        peer = self._peers.pop(connection, None)
+        self._watchers.discard(connection)
+        # At our own end it is we who have gone.
+        if peer is not None and not self.ended.is_set():
+            with contextlib.suppress(ClusterError):
+                self._forget(peer)
 
-    def _gone(self, peer: _Peer) -> None:
+    def _forget(self, peer: _Peer) -> None:
         for index in sorted(peer.slices):
             if self._hosts.get(index) is peer:
                 del self._hosts[index]
@@ -201,23 +183,8 @@ class Service:
         slices = self._manager.status()["slices"]
         return next((one["incarnation"] for one in slices if one["index"] == index), 0)
 
-    def _answer(self, peer: _Peer, line: bytes) -> None:
-        number: object = None
-        try:
-            request = json.loads(line)
-            number = request.get("id")
-            answer = {"id": number, "result": self._do(peer, request)}
-        except RegrowError as error:
-            answer = {"id": number, "error": error_to_json(error)}
-        except (ValueError, AttributeError):
-            wrong = ControlError("a request is no JSON object")
-            answer = {"id": number, "error": error_to_json(wrong)}
-        peer.writer.write(encode_line(answer))
-
-    def _do(self, peer: _Peer, request: dict[str, Any]) -> Any:
-        method, params = request.get("method"), request.get("params") or {}
-        if not isinstance(params, dict):
-            raise UsageError("the parameters of a request are no object")
+    def _do(self, connection: Peer, method: str, params: dict[str, Any]) -> Any:
+        peer = self._peers.setdefault(connection, _Peer(connection))
         match method:
             case "submit":
                 self._submit(peer, params)
@@ -237,8 +204,11 @@ class Service:
                 self._take(JobEnded(str(params.get("name")), ok=False, cause="cancelled"))
             case "status":
                 return self._manager.status()
+            case "watch":
+                self._watchers.add(connection)
             case "shutdown":
-                self.ended.set()
+                # The answer goes out first.
+                asyncio.get_running_loop().call_soon(self.ended.set)
             case _:
                 raise UsageError(f"the resource manager has no method {method!r}")
         return None
@@ -289,10 +259,3 @@ class Service:
             if peer.job != name or isinstance(event, JobSubmitted):
                 raise UsageError(f"job {name!r} is not of this connection")
         self._take(event)
-
-
-def _is_own_user(writer: asyncio.StreamWriter) -> bool:
-    peer = writer.get_extra_info("socket")
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(raw)[1]
-    return uid in (0, os.getuid())

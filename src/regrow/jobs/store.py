@@ -18,6 +18,7 @@ from regrow.errors import ClusterError, ClusterStartError
 from regrow.jobs.model import Change
 from regrow.jobs.records import shallow
 
+STATE_NAME: Final = "jobs.sqlite"
 _KEPT_CHANGES: Final = 10_000
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY CHECK (id = 1), json TEXT NOT NULL);
@@ -41,7 +42,7 @@ class Store:
             ClusterError: If it cannot be read or written.
         """
         folder = Path(directory)
-        self.path = folder / "jobs.sqlite"
+        self.path = folder / STATE_NAME
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # SQLite's own locks come and go; this one ends with the process.

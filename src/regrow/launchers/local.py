@@ -98,6 +98,13 @@ class LocalProcess:
         """Lets it and the processes of its group go on."""
         self._send(signal.SIGCONT)
 
+    def obey(self, signum: signal.Signals) -> None:
+        """Sends it a signal; what is to end, stop or continue it goes to its group as well."""
+        if signum in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
+            self._send(signum)
+        else:
+            self.send(signum)
+
     def on_exit(self, callback: Callable[[str], None]) -> None:
         """Has the loop call `callback` with the cause once it has ended."""
         if self.cause is None:

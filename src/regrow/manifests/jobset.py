@@ -119,7 +119,12 @@ def _single(options: JobSetOptions) -> dict[str, Any]:
     if options.num_elastic_instances is not None:
         proxy.append(f"--num_elastic_instances={options.num_elastic_instances}")
     head = head_pod(
-        image=options.image, flags=proxy, command=options.command, secret=options.secret
+        image=options.image,
+        nodes=options.nodes,
+        slices=options.slices,
+        flags=proxy,
+        command=options.command,
+        secret=options.secret,
     )
     worker = worker_pod(
         image=options.image,

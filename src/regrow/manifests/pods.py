@@ -15,6 +15,8 @@ RESOURCE_MANAGER_PORT: Final = 29001
 WORKER_PORT: Final = 29005
 JAX_PORT: Final = 8476
 MEGASCALE_PORT: Final = 8081
+# Nodes may have to be made first.
+_NODES_S: Final = 3600
 
 _COORDINATOR: Final = "metadata.labels['jobset.sigs.k8s.io/coordinator']"
 _SLICE_INDEX: Final = "metadata.labels['jobset.sigs.k8s.io/job-index']"
@@ -27,7 +29,13 @@ _RANKED: Final = (
 
 
 def head_pod(
-    *, image: str, flags: Sequence[str], command: Sequence[str], secret: str | None
+    *,
+    image: str,
+    nodes: Nodes,
+    slices: int,
+    flags: Sequence[str],
+    command: Sequence[str],
+    secret: str | None,
 ) -> dict[str, Any]:
     """The pod of the single controller: the proxy as a sidecar, and the user's program."""
     token = _token(secret)
@@ -38,6 +46,11 @@ def head_pod(
         "args": [
             f"--server_port={SERVER_PORT}",
             f"--resource_manager_address=$(PATHWAYS_HEAD):{RESOURCE_MANAGER_PORT}",
+            f"--worker_port={RESOURCE_MANAGER_PORT}",
+            f"--slices={slices}",
+            f"--hosts-per-slice={nodes.hosts}",
+            f"--devices-per-slice={nodes.hosts * nodes.per_host}",
+            f"--start-timeout={_NODES_S}",
             *flags,
             *([] if secret else ["--allow-no-token"]),
         ],

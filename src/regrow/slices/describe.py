@@ -17,6 +17,7 @@ from regrow.slices.model import (
     Policy,
     Request,
     RestoreRequested,
+    ResumeRequested,
     SliceState,
     StopRequested,
 )
@@ -91,6 +92,8 @@ def _facts(loss: Loss) -> str:
 def _return(machine: SliceMachine, loss: Loss) -> str:
     if not machine.may_start:
         return "the job has ended"
+    if loss.restore_after_s is None and machine.leased:
+        return "it returns when there is a slice to take its place"
     if loss.restore_after_s is None:
         return "it returns when asked"
     return f"it is started again {seconds(loss.restore_after_s)} later"
@@ -103,6 +106,12 @@ def refusal_text(machine: SliceMachine, request: Request, ended: str | None) -> 
     if machine.state == "stopping":
         return f"{name} is shut down with its cluster"
     match request:
+        case ResumeRequested() if ended is not None:
+            return f"{name} is not resumed, the job has ended: {ended}"
+        case ResumeRequested() if machine.state != "suspended":
+            return f"{is_now}; there is nothing to resume"
+        case RestoreRequested() if machine.state == "suspended":
+            return f"{is_now} and not lost; resume brings it back"
         case RestoreRequested() if ended is not None:
             return f"{name} is not restored, the job has ended: {ended}"
         case RestoreRequested() if machine.state in HELD:

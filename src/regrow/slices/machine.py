@@ -28,6 +28,7 @@ from regrow.slices.model import (
     HostReported,
     HostStarted,
     HostStartFailed,
+    Leave,
     Loss,
     Policy,
     Progressed,
@@ -64,6 +65,7 @@ class SliceMachine:
         "started_at",
         "state",
         "stopped",
+        "stored",
         "story",
     )
 
@@ -81,6 +83,7 @@ class SliceMachine:
         self.start_failures = 0
         self.started_at = 0.0
         self.stopped = False
+        self.stored = False
         self.story = Story(policy.story_lines)
         self._fence_by = 0.0
         self._policy = policy
@@ -90,8 +93,13 @@ class SliceMachine:
 
     @property
     def gone(self) -> bool:
-        """Whether a slice that was there is not there now."""
-        return self.ever_up and self.state in ("lost", "starting")
+        """Whether a slice that was there is not there now; one whose state is saved is not gone."""
+        return self.ever_up and self.state in ("lost", "starting") and not self.stored
+
+    @property
+    def leased(self) -> bool:
+        """Whether each start needs a lease."""
+        return self._policy.leased
 
     def info(self) -> SliceInfo:
         """A snapshot."""
@@ -113,7 +121,7 @@ class SliceMachine:
             times.append(self.started_at + self._policy.start_s)
         elif self.state == "up":
             times += [host.suspect_at(self._policy) for host in self.hosts]
-        elif self.state == "lost":
+        elif self.state in ("lost", "suspended"):
             times.append(self.restore_at if self.fenced else self._fence_by)
         return min((time for time in times if time is not None), default=None)
 
@@ -187,6 +195,8 @@ class SliceMachine:
         return []
 
     def _stale_event(self, event: HostEvent, current: bool, now: float) -> list[Action]:
+        if current and self.state == "suspended" and not isinstance(event, HostStarted):
+            return self._leaves(event, now)
         kind = type(event).__name__
         if (kind, event.incarnation, event.host) not in self._stale:
             self._stale.add((kind, event.incarnation, event.host))
@@ -199,6 +209,17 @@ class SliceMachine:
             return [EndHost(self.index, event.incarnation, event.host, event.pid)]
         if current and isinstance(event, HostExited | HostStartFailed):
             self.hosts[event.host].gone = True
+            if all(host.gone for host in self.hosts):
+                self.fence_done(event.incarnation, now)
+        return []
+
+    def _leaves(self, event: HostEvent, now: float) -> list[Action]:
+        """Takes the end of a host that was told to leave."""
+        if isinstance(event, HostExited | HostStartFailed):
+            host = self.hosts[event.host]
+            host.gone = True
+            if isinstance(event, HostExited) and event.cause != "exit status 0":
+                self._tell(now, f"{host.name} left, but {exit_phrase(event.cause)}")
             if all(host.gone for host in self.hosts):
                 self.fence_done(event.incarnation, now)
         return []
@@ -250,7 +271,7 @@ class SliceMachine:
             asked: By an operator, so it is no failed start.
             since: When the fault first showed; None: now.
         """
-        was_up = self.state in LIVE
+        was_up = self.state in LIVE and not self.stored
         self._move("lost")
         heard = [host.heard_at for host in self.hosts if host.heard_at is not None]
         heard_at = min(heard) if len(heard) == len(self.hosts) else None
@@ -261,9 +282,9 @@ class SliceMachine:
             after = self._policy.restore_after_s
         else:
             self.start_failures += 1
-            after = self._policy.backoff(self.start_failures)
-            text = f"start failed ({self.start_failures} in a row): {cause}"
-            self._tell(now, f"{text}; next try in {seconds(after)}")
+            after = None if self._policy.leased else self._policy.backoff(self.start_failures)
+            again = "" if after is None else f"; next try in {seconds(after)}"
+            self._tell(now, f"start failed ({self.start_failures} in a row): {cause}{again}")
         self.restore_at = now + after if after is not None and self.may_start else None
         self.losses[self.incarnation] = Loss(
             self.incarnation, cause, now, was_up, heard_at, self.during, after, since
@@ -275,11 +296,22 @@ class SliceMachine:
             Fence(self.index, self.incarnation),
         ]
 
+    def take(self, cause: str, now: float) -> list[Action]:
+        """Gives the current incarnation up, if there is one."""
+        return self.lose(clean(cause), now, asked=True) if self.state in HELD else []
+
     def fence_done(self, incarnation: int, now: float) -> None:
         """Takes the news that no process of the lost incarnation is left."""
-        if self.state == "lost" and incarnation == self.incarnation and not self.fenced:
+        if self.fenced or incarnation != self.incarnation:
+            return
+        if self.state in ("lost", "suspended"):
             self.fenced = True
-            self._tell(now, "fenced: its processes have ended")
+            what = (
+                "fenced: its processes have ended"
+                if self.state == "lost"
+                else "its hosts have left"
+            )
+            self._tell(now, what)
 
     def restore(self, now: float) -> None:
         """Brings the return of a lost slice forward to now, or to the end of its fencing."""
@@ -287,15 +319,39 @@ class SliceMachine:
         self._tell(now, f"restore was asked for: starts {when}")
         self.restore_at = now
 
+    def suspend(self, why: str, now: float) -> list[Action]:
+        """The state is saved: the processes leave."""
+        if self.state != "suspended":
+            held = self.state in HELD
+            self._move("suspended")
+            self.fenced = self.fenced if not held else all(host.gone for host in self.hosts)
+            self._fence_by = now + self._policy.fence_s
+        self.stored = True
+        self.restore_at = None
+        self._tell(now, f"suspended: {why}")
+        return [] if self.fenced else [Leave(self.index, self.incarnation)]
+
+    def resume(self, now: float) -> None:
+        """Has a suspended slice start now, or when its hosts have left."""
+        self._tell(now, "resume was asked for")
+        self.restore_at = now
+
+    def resumed(self, now: float) -> None:
+        """The state is back on the hosts: from now on a loss of them is one."""
+        if self.stored and self.state in LIVE:
+            self.stored = False
+            self._tell(now, "resumed: its state is back")
+
     def advance(self, now: float) -> list[Action]:
         """Starts the next incarnation if its time has come."""
-        if self.state != "lost" or not self.fenced or self.restore_at is None:
+        if self.state not in ("lost", "suspended") or not self.fenced or self.restore_at is None:
             return []
         return self.start(now) if now >= self.restore_at else []
 
     def start(self, now: float) -> list[Action]:
-        """Starts a new incarnation of a slice that is down or lost."""
+        """Starts a new incarnation of a slice that is down, lost or suspended."""
         self._move("starting")
+        self.fenced = False
         self.incarnation += 1
         self.hosts = [HostRecord(host.index) for host in self.hosts]
         self.started_at = now
@@ -337,7 +393,8 @@ class SliceMachine:
         """Does what is due."""
         if self.state in HELD:
             return self._expire(now)
-        if self.state == "lost" and not self.fenced and now >= self._fence_by:
+        waits = self.state in ("lost", "suspended") and not self.fenced
+        if waits and now >= self._fence_by:
             self.fenced = True
             waited = seconds(self._policy.fence_s)
             self._tell(now, f"its processes were not seen to end in {waited}; fenced by number")

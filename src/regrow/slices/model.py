@@ -11,7 +11,9 @@ from typing import Final, Literal, TypeAlias
 
 from regrow.errors import UsageError
 
-SliceState: TypeAlias = Literal["down", "starting", "up", "suspect", "lost", "stopping"]
+SliceState: TypeAlias = Literal[
+    "down", "starting", "up", "suspect", "lost", "suspended", "stopping"
+]
 HostState: TypeAlias = Literal[
     "absent", "starting", "running", "connected", "ready", "disconnected", "gone"
 ]
@@ -25,10 +27,11 @@ HELD: Final[frozenset[SliceState]] = frozenset({"starting", "up", "suspect"})
 
 TRANSITIONS: Final[dict[SliceState, frozenset[SliceState]]] = {
     "down": frozenset({"starting", "stopping"}),
-    "starting": frozenset({"up", "lost", "stopping"}),
-    "up": frozenset({"suspect", "lost", "stopping"}),
-    "suspect": frozenset({"up", "lost", "stopping"}),
-    "lost": frozenset({"starting", "stopping"}),
+    "starting": frozenset({"up", "lost", "suspended", "stopping"}),
+    "up": frozenset({"suspect", "lost", "suspended", "stopping"}),
+    "suspect": frozenset({"up", "lost", "suspended", "stopping"}),
+    "lost": frozenset({"starting", "suspended", "stopping"}),
+    "suspended": frozenset({"starting", "stopping"}),
     "stopping": frozenset(),
 }
 
@@ -48,6 +51,7 @@ class Policy:
         backoff_limit_s: The longest such wait.
         num_elastic_instances: Slices that may be gone at the same time; None: all of them.
         story_lines: How many lines of its story each slice keeps.
+        leased: Each start needs a lease of somebody else's: a slice starts when asked, and only then.
     """
 
     hang_after_s: float = 5.0
@@ -59,6 +63,7 @@ class Policy:
     backoff_limit_s: float = 30.0
     num_elastic_instances: int | None = None
     story_lines: int = 100
+    leased: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -231,6 +236,44 @@ class ContRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceTaken:
+    """A slice is to be given up, for a reason that is not its own; `cause` in words."""
+
+    index: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The state of a slice is saved: its processes leave, and it is not lost by that."""
+
+    index: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """A suspended slice is wanted again."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The hosts of a slice that was suspended have its state again."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFailed:
+    """The state of a slice could not be brought back: it is suspended as before."""
+
+    index: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """A line for the story of a slice."""
 
@@ -256,8 +299,10 @@ class ShutdownRequested:
     """Ends every slice for good; no slice is lost by it."""
 
 
-Request: TypeAlias = KillRequested | RestoreRequested | StopRequested | ContRequested
-SliceEvent: TypeAlias = Fenced | Request | Noted
+Request: TypeAlias = (
+    KillRequested | RestoreRequested | StopRequested | ContRequested | ResumeRequested
+)
+SliceEvent: TypeAlias = Fenced | SliceTaken | Request | Noted | Suspended | Resumed | ResumeFailed
 Event: TypeAlias = HostEvent | SliceEvent | Progressed | StartRequested | ShutdownRequested
 
 
@@ -332,6 +377,17 @@ class ContHosts:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """Have the processes of this incarnation end by themselves, in good order; end them if they do not.
+
+    `HostExited` tells of each, as for `Fence`.
+    """
+
+    index: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobEnds:
     """More slices are gone than the job bears. Comes once; nothing is started after it."""
 
@@ -339,7 +395,7 @@ class JobEnds:
 
 
 Action: TypeAlias = (
-    StartHost | SliceUp | SliceLost | Fence | EndHost | StopHosts | ContHosts | JobEnds
+    StartHost | SliceUp | SliceLost | Fence | EndHost | StopHosts | ContHosts | Leave | JobEnds
 )
 
 

@@ -39,12 +39,17 @@ from regrow.slices.model import (
     Progressed,
     Request,
     RestoreRequested,
+    Resumed,
+    ResumeFailed,
+    ResumeRequested,
     ShutdownRequested,
     SliceEvent,
     SliceInfo,
     SliceLost,
+    SliceTaken,
     StartRequested,
     StopRequested,
+    Suspended,
 )
 from regrow.slices.story import StoryLine
 
@@ -226,13 +231,8 @@ class Membership:
         return tuple(action for machine in never for action in machine.start(now))
 
     def _slice_event(self, machine: SliceMachine, event: SliceEvent, now: float) -> list[Action]:
-        match event:
-            case Fenced():
-                machine.fence_done(event.incarnation, now)
-                return []
-            case Noted():
-                machine.story.add(now, machine.incarnation, event.text)
-                return []
+        if not isinstance(event, Request):
+            return _news(machine, event, now)
         refusal = refusal_text(machine, event, self.ended)
         if refusal is not None:
             machine.story.add(now, machine.incarnation, f"{_asked(event)} was asked for: {refusal}")
@@ -248,6 +248,9 @@ class Membership:
                 return machine.start(now)
             case RestoreRequested():
                 machine.restore(now)
+                return []
+            case ResumeRequested():
+                machine.resume(now)
                 return []
 
     def _settle(
@@ -277,6 +280,28 @@ class Membership:
         return max((one.story.lines[-1].at for one in self._slices if one.story.lines), default=0)
 
 
+def _news(
+    machine: SliceMachine,
+    event: Fenced | SliceTaken | Noted | Suspended | Resumed | ResumeFailed,
+    now: float,
+) -> list[Action]:
+    """Takes what the head tells of a slice."""
+    match event:
+        case Fenced():
+            machine.fence_done(event.incarnation, now)
+        case Noted():
+            machine.story.add(now, machine.incarnation, event.text)
+        case SliceTaken():
+            return machine.take(event.cause, now)
+        case Resumed():
+            machine.resumed(now)
+        case Suspended() if machine.state in LIVE:
+            return machine.suspend(event.why, now)
+        case ResumeFailed() if machine.stored:
+            return machine.suspend(event.cause, now)
+    return []
+
+
 def _asked(request: Request) -> str:
     """The operator's word for a request."""
     return type(request).__name__.removesuffix("Requested").lower()
@@ -299,8 +324,10 @@ def _problems(machine: SliceMachine, *, ended: bool) -> Iterable[str]:
         yield f"up, but {machine.missing()}"
     if machine.state in HELD and any(host.gone for host in machine.hosts):
         yield f"{machine.state}, but {machine.missing()}"
-    if machine.restore_at is not None and machine.state != "lost":
+    if machine.restore_at is not None and machine.state not in ("lost", "suspended"):
         yield f"{machine.state}, but to be restored"
+    if machine.state == "suspended" and not machine.stored:
+        yield "suspended, but its state is nowhere"
     if machine.restore_at is not None and ended:
         yield "to be restored, though the job has ended"
 

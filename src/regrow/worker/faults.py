@@ -10,6 +10,9 @@ import threading
 from pathlib import Path
 from typing import Final, final
 
+from regrow.suspend.points import set_trap_from
+
+TRAP: Final = "trap:"
 log = logging.getLogger(__name__)
 
 _LEFT_BYTES: Final = 64 << 20
@@ -28,6 +31,9 @@ class Faults:
     def make(self, fault: str) -> None:
         """Makes a fault."""
         log.warning("a fault was ordered: %s", fault)
+        if fault.startswith(TRAP):
+            set_trap_from(fault.removeprefix(TRAP))
+            return
         match fault:
             case "exit":
                 os._exit(_STATUS)

@@ -30,6 +30,7 @@ from regrow.worker.programs import Program
 from regrow.worker.promises import Promises
 from regrow.worker.reads import Reads
 from regrow.worker.store import Part, PartError, Store, epoch_over, is_ready, wait_for
+from regrow.worker.suspending import Suspending
 from regrow.worker.traces import Traces
 
 log = logging.getLogger(__name__)
@@ -54,11 +55,18 @@ class Sender(Protocol):
 class Host:
     """The state of a worker process."""
 
-    def __init__(self, devices: Sequence[int], hostname: str) -> None:
-        self.home = Domain.home(devices)
+    def __init__(
+        self,
+        devices: Sequence[int],
+        hostname: str,
+        client: Any = None,
+        head_host: str = "127.0.0.1",
+    ) -> None:
+        self.home = Domain.home(devices, client)
         self.store = Store(self.home)
         self.gang: Gang | None = None
         self._hostname = hostname
+        self._head_host = head_host
         self._memory = ArenaView()
         self._programs: dict[int, Program | Colocated | PartError] = {}
         self._gangs: dict[int, Gang] = {}
@@ -82,6 +90,7 @@ class Host:
         )
         reads = Reads(self.store, self._memory, self._helpers.submit, self.report)
         faults = Faults()
+        suspending = Suspending(self.store, self.home, self._helpers.submit, self.report)
         traces = Traces(self._helpers.submit, self.report)
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             c.Ping: self._ping,
@@ -92,6 +101,8 @@ class Host:
             c.CallbackResult: self._callback_result,
             c.Segment: self._segment,
             c.Fail: lambda command: faults.make(command.fault),
+            c.GiveUp: suspending.give_up,
+            c.Go: suspending.go,
         }
         self._in_order: dict[type[Any], Callable[[Any], None]] = {
             c.Put: self._put,
@@ -108,6 +119,10 @@ class Host:
             c.SetColocated: self._set_colocated,
             c.StartTrace: traces.start,
             c.StopTrace: traces.stop,
+            c.Drain: suspending.drain,
+            c.Save: suspending.save,
+            c.LoadParts: suspending.load,
+            c.Measure: suspending.measure,
             c.Exit: self._exit,
         }
 
@@ -292,6 +307,8 @@ class Host:
         collect_garbage()
 
     def _form_epoch(self, command: c.FormEpoch) -> None:
+        if command.address.startswith(":"):
+            command = command._replace(address=f"{self._head_host}{command.address}")
         gang = Gang(
             command,
             len(self.home.local),

@@ -102,9 +102,14 @@ class Domain:
         self._avals: dict[tuple[tuple[int, ...], np.dtype[Any]], ShapedArray] = {}
 
     @classmethod
-    def home(cls, logical: Sequence[int]) -> Domain:
-        """The domain of this process alone, for its devices by logical id."""
-        client = make_home_client(len(logical))
+    def home(cls, logical: Sequence[int], client: Client = None) -> Domain:
+        """The domain of this process alone, for its devices by logical id.
+
+        Args:
+            logical: Their ids.
+            client: One that has been made for as many devices; None: one is made.
+        """
+        client = client or make_home_client(len(logical))
         return cls(client, dict(zip(logical, client.local_devices(), strict=True)), logical)
 
     def single(self, device: int, memory_kind: str) -> SingleDeviceSharding:

@@ -229,6 +229,10 @@ class Store:
         """The part of that number, if there is one."""
         return self._parts.get(aid)
 
+    def all(self) -> list[Part]:
+        """Every part that there is."""
+        return list(self._parts.values())
+
     def free(self, aids: Iterable[int]) -> None:
         """Drops parts; those still in use elsewhere live on there."""
         for aid in aids:

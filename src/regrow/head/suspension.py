@@ -1,0 +1,587 @@
+"""Slices that leave with their state saved, and come back with it: the client sees only a pause.
+
+A suspension has these steps, and until the manifest is there the cluster is as it was:
+
+1. The gate is closed: requests of clients wait. What is under way ends.
+2. The hosts of the slices write their shards to storage and tell of what.
+3. The head commits the manifest. From here on the slices are suspended: their hosts leave.
+4. When they are wanted again, new hosts read the shards under the same numbers; when no slice is
+   suspended any longer, programs are loaded again and the gate is opened.
+
+If a slice is lost while its state is being saved, the suspension is given up and the loss is a loss as any
+other. If new hosts are lost while they read, the slice is started again. What cannot be read leaves the
+slice suspended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias, final
+
+from regrow import __version__
+from regrow.channel import commands as c
+from regrow.config import HeadConfig
+from regrow.errors import (
+    Code,
+    ControlError,
+    RegrowError,
+    StatusError,
+    StorageError,
+    WaitTimeout,
+)
+from regrow.head.asking import ask_all, in_words, until
+from regrow.head.guard import watch
+from regrow.head.inventory import (
+    Inventory,
+    Sessions,
+    part_entry,
+    saved_shards,
+    stateful,
+)
+from regrow.head.links import Link
+from regrow.head.runtime import Runtime
+from regrow.slices import LIVE, Event, Membership, Resumed, ResumeFailed, ResumeRequested, Suspended
+from regrow.suspend import Manifest, PartEntry, Snapshots, open_storage
+from regrow.suspend.judge import Facts, objection
+from regrow.suspend.points import reach
+from regrow.suspend.shards import CHUNK_BYTES
+from regrow.wire.schema import jaxlib_version
+
+log = logging.getLogger(__name__)
+
+DRAIN_S: Final = 60.0
+SAVE_S: Final = 600.0
+LEAVE_S: Final = 15.0
+RESUME_S: Final = 600.0
+_GATHER_S: Final = 0.05
+_SLOW: Final = 20e6
+_WORTH_MEASURING: Final = 8 << 20
+_SPEED_WEIGHT: Final = 0.5
+
+Tell: TypeAlias = "Callable[[str, int, int, str], None]"
+
+
+class Slices(Protocol):
+    """What is needed of the fleet."""
+
+    membership: Membership
+
+    def handle(self, event: Event) -> None:
+        """Feeds the membership."""
+        ...
+
+    def dismiss(self, index: int) -> None:
+        """Has the hosts of a slice end as a notice to them would have ended them."""
+        ...
+
+
+@final
+class Suspension:
+    """The suspended slices of a cluster.
+
+    Attributes:
+        stored: For each suspended slice the parts of its hosts, by number of their buffer.
+        number: The latest snapshot that was committed, 0: none.
+    """
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        runtime: Runtime,
+        slices: Slices,
+        sessions: Callable[[], Sessions],
+        tell: Tell,
+    ) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._slices = slices
+        self._sessions = sessions
+        self._tell = tell
+        self.stored: dict[int, dict[int, dict[int, PartEntry]]] = {}
+        self.number = 0
+        self._store: Snapshots | None = None
+        self._turn = asyncio.Lock()
+        self._speed: float | None = None
+        self._awaited: dict[int, asyncio.Future[None]] = {}
+        self._noticed: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        runtime.suspension = self
+
+    # --- what is known ---
+
+    def place(self, url: str | None = None) -> str:
+        """Where the state of this cluster goes: a folder of its own at `url`, or at the usual place."""
+        base = url or self._config.gcs_scratch_location or f"{self._config.home}/suspended"
+        return f"{base.rstrip('/')}/{self._config.name}-{self._config.run_id[:8]}"
+
+    def describe(self) -> dict[str, Any]:
+        """What there is to know, as JSON values."""
+        return {
+            "slices": sorted(self.stored),
+            "snapshot": self.number or None,
+            "url": None if self._store is None else self._store.url,
+            "waiting_clients": self._runtime.gate.waiting,
+        }
+
+    # --- suspending ---
+
+    async def suspend(
+        self,
+        slices: Sequence[int] | None,
+        why: str,
+        *,
+        url: str | None = None,
+        grace_s: float | None = None,
+    ) -> dict[str, Any]:
+        """Suspends slices; returns when their state is committed and their hosts are gone.
+
+        Args:
+            slices: Which; None: all that are not suspended yet.
+            why: What asked for it.
+            url: Where the state goes; None: to the place of this cluster.
+            grace_s: When the hosts will be ended by others; None: nobody is in a hurry.
+
+        Returns:
+            The snapshot's number and url, the slices, bytes, bytes written and seconds.
+
+        Raises:
+            UsageError: There is no such slice or storage.
+            ControlError: It is not possible, or failed; everything is as it was.
+        """
+        store = Snapshots(open_storage(self.place(url)))
+        async with self._turn:
+            began = time.monotonic()
+            wanted = self._wanted(slices)
+            gate = self._runtime.gate
+            gate.close()
+            try:
+                reach("head-gate-closed")
+                saved = await self._save(wanted, why, store, grace_s)
+            except (StatusError, StorageError, WaitTimeout, ControlError) as error:
+                if not self.stored:
+                    gate.open()
+                which = _named(wanted)
+                raise ControlError(
+                    f"{which} not suspended, everything is as it was: {in_words(error)}"
+                ) from None
+            await self._leave(wanted, why)
+            await self._sweep(store)
+            return saved | {"took_s": time.monotonic() - began}
+
+    def _wanted(self, slices: Sequence[int] | None) -> tuple[int, ...]:
+        membership = self._slices.membership
+        if slices is None:
+            slices = [index for index in range(len(membership)) if index not in self.stored]
+        wanted = tuple(sorted(set(slices)))
+        for index in wanted:
+            state = membership.info(index).state
+            if index in self.stored:
+                raise ControlError(f"slice {index} is suspended already")
+            if state not in LIVE:
+                raise ControlError(
+                    f"slice {index} is {state}; only a slice that is up is suspended"
+                )
+        if not wanted:
+            raise ControlError("all slices are suspended already")
+        return wanted
+
+    async def _save(
+        self, wanted: Sequence[int], why: str, store: Snapshots, grace_s: float | None
+    ) -> dict[str, Any]:
+        """Saves and commits; nothing has changed if it raises."""
+        began = time.monotonic()
+        self._check(wanted, None, grace_s)
+        if self.stored and self._store is not None and self._store.url != store.url:
+            raise ControlError(f"other slices are suspended to {self._store.url}; use that place")
+        # An unusable place shows before anything waits for it.
+        numbers = await asyncio.to_thread(store.numbers)
+        drain_s = DRAIN_S if grace_s is None else grace_s
+        await self._drain(drain_s)
+        reach("head-drained")
+        inventory = Inventory(self._sessions(), self._runtime.buffers)
+        size = inventory.size(wanted)
+        left_s = None if grace_s is None else grace_s - (time.monotonic() - began)
+        await self._measure(wanted, store, size, left_s)
+        self._check(wanted, inventory, left_s)
+        membership = self._slices.membership
+        incarnations = {index: membership.info(index).incarnation for index in wanted}
+        answers = await self._ask_to_save(wanted, store, inventory, left_s)
+        reach("head-saves-in")
+        stored = {index: await self._parts(answers, index) for index in wanted}
+        number = max([self.number, *numbers]) + 1
+        manifest = self._manifest(number, why, self.stored | stored, inventory)
+        reach("head-manifest-made")
+        await asyncio.to_thread(store.commit, manifest)
+        reach("head-committed")
+        for index, incarnation in incarnations.items():
+            if not membership.is_live(index, incarnation):
+                raise ControlError(f"slice {index} was lost meanwhile")
+        written = sum(answer[2] for answer in answers.values())
+        self._learn(written, max((answer[3] for answer in answers.values()), default=0.0))
+        self.number, self._store = number, store
+        self.stored |= stored
+        return {
+            "snapshot": number,
+            "url": store.url,
+            "slices": list(wanted),
+            "bytes": sum(answer[1] for answer in answers.values()),
+            "written": written,
+        }
+
+    def _check(
+        self, wanted: Sequence[int], inventory: Inventory | None, grace_s: float | None
+    ) -> None:
+        facts = Facts(
+            stateful=stateful(self._sessions()),
+            unsaved=() if inventory is None else inventory.unsaved,
+            nbytes=0 if inventory is None else inventory.size(wanted),
+            speed=self._speed,
+            grace_s=grace_s,
+        )
+        refused = objection(facts)
+        if refused is not None:
+            raise ControlError(refused)
+
+    async def _drain(self, timeout_s: float) -> None:
+        """Waits until nothing is under way, on any host."""
+        links = self._runtime.buffers.links
+        what = "the work in flight to end"
+        began = time.monotonic()
+        await ask_all([(link, c.Drain) for link in links.values()], timeout_s, what)
+        left_s = max(0.1, timeout_s - (time.monotonic() - began))
+        await until(lambda: not any(link.waiting for link in links.values()), left_s, what)
+        await self._settle_statuses(left_s)
+
+    async def _settle_statuses(self, timeout_s: float) -> None:
+        """What stands for the end of an execution becomes how it ended."""
+        waits = []
+        for tables in self._sessions().values():
+            for handle, status in list(tables.statuses.items()):
+                if isinstance(status, list) and status:
+                    waits.append((tables.statuses, handle, status))
+        left = len(waits)
+
+        def ended(statuses: Any, handle: int, error: StatusError | None, _: Any) -> None:
+            nonlocal left
+            left -= 1
+            if handle in statuses:
+                statuses[handle] = [] if error is None else error.fresh()
+
+        for statuses, handle, status in waits:
+            self._runtime.transfers.ready(status, functools.partial(ended, statuses, handle))
+        await until(lambda: not left, timeout_s, "the ends of executions")
+
+    def _links(self, slices: Sequence[int]) -> dict[int, Link]:
+        topology = self._runtime.topology
+        links = self._runtime.buffers.links
+        return {host: links[host] for host in links if topology.slice_of_host(host) in slices}
+
+    async def _measure(
+        self, wanted: Sequence[int], store: Snapshots, size: int, grace_s: float | None
+    ) -> None:
+        """Has the speed of the storage measured, where it decides."""
+        if grace_s is None or self._speed is not None or size / _SLOW < grace_s / 4:
+            return
+        link = next(iter(self._links(wanted).values()))
+        url = store.url
+        what = f"a measurement of {url}"
+        answers = await ask_all([(link, lambda rid: c.Measure(rid, url))], grace_s, what)
+        self._speed = float(answers[0])
+
+    def _learn(self, written: int, took_s: float) -> None:
+        """Keeps in mind how fast the storage was."""
+        if written < _WORTH_MEASURING or took_s <= 0:
+            return
+        speed, known = written / took_s, self._speed
+        weight = _SPEED_WEIGHT
+        self._speed = speed if known is None else weight * speed + (1 - weight) * known
+
+    async def _ask_to_save(
+        self, wanted: Sequence[int], store: Snapshots, inventory: Inventory, grace_s: float | None
+    ) -> dict[int, Any]:
+        links = self._links(wanted)
+        count = len(links)
+
+        def question(turn: int, host: int) -> Callable[[int], Any]:
+            aids = inventory.on_host(host)
+            return lambda rid: c.Save(rid, store.url, aids, turn / count)
+
+        questions = [
+            (link, question(turn, host)) for turn, (host, link) in enumerate(links.items())
+        ]
+        timeout_s = SAVE_S if grace_s is None else grace_s
+        try:
+            answers = await ask_all(questions, timeout_s, f"state to be written to {store.url}")
+        except (StatusError, WaitTimeout):
+            for link in links.values():
+                if link.lost is None:
+                    link.send(c.GiveUp())
+            raise
+        return dict(zip(links, answers, strict=True))
+
+    async def _parts(self, answers: dict[int, Any], index: int) -> dict[int, dict[int, PartEntry]]:
+        """By host and buffer, what the hosts of a slice have saved."""
+        found: dict[int, dict[int, PartEntry]] = {}
+        for host, answer in answers.items():
+            if self._runtime.topology.slice_of_host(host) != index:
+                continue
+            parts = found[host] = {}
+            for aid, shards, error in answer[0]:
+                told = None if error is None else await self._judged(*error)
+                parts[aid] = part_entry(aid, shards, told)
+        return found
+
+    async def _judged(self, code: int, message: str, epoch: int) -> tuple[int, str]:
+        """What the error of a part really is."""
+        if not epoch:
+            return code, message
+        verdict: asyncio.Future[StatusError] = asyncio.get_running_loop().create_future()
+        error = StatusError(Code(code), message)
+        self._runtime.epochs.judge(epoch, error, verdict.set_result)
+        async with asyncio.timeout(self._config.hang_after_s * 2):
+            told = await verdict
+        return int(told.code), told.message
+
+    def _manifest(
+        self,
+        number: int,
+        why: str,
+        stored: dict[int, dict[int, dict[int, PartEntry]]],
+        inventory: Inventory,
+    ) -> Manifest:
+        topology = self._runtime.topology
+        merged: dict[int, PartEntry] = {}
+        for hosts in stored.values():
+            for parts in hosts.values():
+                for aid, part in parts.items():
+                    other = merged.get(aid)
+                    merged[aid] = part if other is None else _merged(other, part)
+        return Manifest(
+            number=number,
+            job=self._config.name,
+            when=time.time(),
+            why=why,
+            versions={"regrow": __version__, "jaxlib": jaxlib_version()},
+            slices=tuple(sorted(stored)),
+            topology={
+                "slices": topology.slices,
+                "hosts_per_slice": topology.hosts_per_slice,
+                "devices_per_slice": topology.devices_per_slice,
+            },
+            chunk_bytes=CHUNK_BYTES,
+            arrays=inventory.entries(),
+            parts=tuple(merged.values()),
+        )
+
+    async def _leave(self, wanted: Sequence[int], why: str) -> None:
+        """The state is saved: the hosts leave, and are waited for."""
+        membership = self._slices.membership
+        for index in wanted:
+            self._runtime.slice_leaves(index)
+            self._slices.handle(Suspended(index, why))
+            self._tell("slice_suspended", index, membership.info(index).incarnation, why)
+
+        def gone() -> bool:
+            infos = [membership.info(index) for index in wanted]
+            return all(host.state == "gone" for info in infos for host in info.hosts)
+
+        with contextlib.suppress(WaitTimeout):
+            await until(gone, LEAVE_S, f"the hosts of {_named(wanted)} to leave")
+        for index in wanted:
+            self._runtime.slice_left(index, membership.info(index).incarnation)
+        reach("head-left")
+
+    async def _sweep(self, store: Snapshots) -> None:
+        try:
+            gone = await asyncio.to_thread(store.sweep)
+            log.info("%s: %d files swept", store.url, gone)
+        except RegrowError as error:
+            log.warning("%s is not swept: %s", store.url, error)
+        reach("head-swept")
+
+    # --- notices ---
+
+    def noticed(self, index: int, why: str) -> None:
+        """A host of a slice was told that it is going to be ended."""
+        if index in self._noticed or index in self.stored:
+            return
+        if not self._noticed:
+            self._spawn(self._answer_notices(why))
+        self._noticed.add(index)
+
+    async def _answer_notices(self, why: str) -> None:
+        await asyncio.sleep(_GATHER_S)  # Who is ended together is suspended together.
+        noticed, self._noticed = sorted(self._noticed), set()
+        began = time.monotonic()
+        try:
+            await self.suspend(noticed, f"a notice: {why}", grace_s=self._config.grace_s)
+        except RegrowError as error:
+            log.warning("after a notice: %s", error)
+            for index in noticed:
+                self._dismiss(index)
+            return
+        log.info("suspended %.2f s after the notice", time.monotonic() - began)
+        if self._config.resume_after_s is not None:
+            await asyncio.sleep(self._config.resume_after_s)
+            again = [index for index in noticed if index in self.stored]
+            if again:
+                await self._resume_by_itself(again)
+
+    def _dismiss(self, index: int) -> None:
+        if index not in self.stored and self._slices.membership.info(index).state in LIVE:
+            self._slices.dismiss(index)
+
+    async def _resume_by_itself(self, slices: Sequence[int]) -> None:
+        try:
+            await self.resume(slices)
+        except RegrowError as error:
+            log.error("%s", error)
+
+    # --- resuming ---
+
+    async def resume(
+        self, slices: Sequence[int] | None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Starts suspended slices; returns when their state is back.
+
+        Args:
+            slices: Which; None: all that are suspended.
+            timeout_s: How long it may take; None: ten minutes.
+
+        Raises:
+            UsageError: There is no such slice.
+            ControlError: Nothing is suspended, or the state cannot be read: it stays suspended.
+            WaitTimeout: It takes too long, and goes on.
+        """
+        began = time.monotonic()
+        async with self._turn:
+            wanted = sorted(self.stored) if slices is None else sorted(set(slices))
+            for index in wanted:
+                info = self._slices.membership.info(index)
+                if index not in self.stored:
+                    raise ControlError(f"slice {index} is {info.state} and not suspended")
+            if not wanted:
+                raise ControlError("no slice is suspended")
+            waits = [self._ask_back(index) for index in wanted]
+            reach("head-resume-asked")
+        done = asyncio.gather(*(asyncio.shield(wait) for wait in waits), return_exceptions=True)
+        timeout_s = RESUME_S if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                outcomes = await done
+        except TimeoutError:
+            text = self._slices.membership.describe_wait(time.monotonic())
+            raise WaitTimeout(f"{_named(wanted)} to come back: {text}", timeout_s) from None
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return {"slices": wanted, "took_s": time.monotonic() - began}
+
+    def _ask_back(self, index: int) -> asyncio.Future[None]:
+        wait = self._awaited.get(index)
+        if wait is None:
+            wait = self._awaited[index] = asyncio.get_running_loop().create_future()
+            # An error that nobody waits for any longer has been logged.
+            wait.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if self._slices.membership.info(index).state == "suspended":
+            self._slices.handle(ResumeRequested(index))
+        return wait
+
+    def slice_up(self, index: int, links: Sequence[Link]) -> None:
+        """New hosts of a suspended slice are up: they are given its state."""
+        reach("head-slice-up")
+        self._spawn(self._load(index, links))
+
+    async def _load(self, index: int, links: Sequence[Link]) -> None:
+        assert self._store is not None, "a slice is stored somewhere"
+        url = self._store.url
+        inventory = Inventory(self._sessions(), self._runtime.buffers)
+        stored = self.stored[index]
+        try:
+            questions = []
+            for link in links:
+                parts = [stored[link.host][aid] for aid in inventory.on_host(link.host)
+                         if aid in stored[link.host]]  # fmt: skip
+                self._fail_parts(link, inventory, parts)
+                whole = [(one.buffer, saved_shards(one)) for one in parts if one.error is None]
+                questions.append((link, functools.partial(_load_parts, url=url, parts=whole)))
+            await ask_all(questions, RESUME_S, f"state to be read from {url}")
+        except (StatusError, WaitTimeout) as error:
+            if any(link.lost is not None for link in links):
+                log.warning("slice %d was lost while it was given its state: %s", index, error)
+                return  # The membership starts it again.
+            self._not_back(index, in_words(error))
+            return
+        reach("head-loads-in")
+        self._back(index)
+
+    def _fail_parts(self, link: Link, inventory: Inventory, parts: Sequence[PartEntry]) -> None:
+        """Parts that held an error hold it again."""
+        for part in parts:
+            if part.error is None:
+                continue
+            placement = inventory.buffers[part.buffer].placement
+            devices = [placement.devices[shard] for shard in placement.shards[link.host]]
+            link.send(c.Expect(part.buffer, 0, devices, "device"))
+            link.send(c.FillError(part.buffer, *part.error))
+
+    def _not_back(self, index: int, why: str) -> None:
+        """The state cannot be read: the slice is suspended as it was."""
+        log.error("slice %d stays suspended: %s", index, why)
+        incarnation = self._slices.membership.info(index).incarnation
+        self._runtime.slice_leaves(index)
+        self._slices.handle(ResumeFailed(index, f"its state cannot be read: {why}"))
+        self._runtime.slice_left(index, incarnation)
+        error = ControlError(f"slice {index} stays suspended, nothing is lost: {why}")
+        wait = self._awaited.pop(index, None)
+        if wait is not None and not wait.done():
+            wait.set_exception(error)
+
+    def _back(self, index: int) -> None:
+        del self.stored[index]
+        self._slices.handle(Resumed(index))
+        incarnation = self._slices.membership.info(index).incarnation
+        self._tell("slice_resumed", index, incarnation, "")
+        if not self.stored:
+            # Programs are loaded again as they are used, as after a loss.
+            self._runtime.gate.open()
+        reach("head-resumed")
+        wait = self._awaited.pop(index, None)
+        if wait is not None and not wait.done():
+            wait.set_result(None)
+
+    # --- the end ---
+
+    async def close(self) -> None:
+        """The head ends: nothing goes on; a store that nothing is suspended in is removed."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        own = self._store is not None and self._store.url == open_storage(self.place()).url
+        if self._store is not None and own and not self.stored:
+            await asyncio.to_thread(self._store.storage.clear)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        watch(task)
+
+
+def _load_parts(rid: int, *, url: str, parts: Sequence[Any]) -> c.LoadParts:
+    return c.LoadParts(rid, url, CHUNK_BYTES, parts)
+
+
+def _merged(one: PartEntry, other: PartEntry) -> PartEntry:
+    error = one.error or other.error
+    return PartEntry(one.buffer, () if error else one.shards + other.shards, error)
+
+
+def _named(slices: Sequence[int]) -> str:
+    names = ", ".join(map(str, slices))
+    return f"slice {names}" if len(slices) == 1 else f"slices {names}"

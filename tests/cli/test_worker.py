@@ -1,0 +1,98 @@
+"""`regrow worker`: hosts that join a head over TCP, and its bad input."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+TOKEN = "let-me-in"
+PROGRAM = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()
+sharding = NamedSharding(Mesh(np.array(devices), ("all",)), P("all"))
+values = np.arange(len(devices) * 200_000, dtype=np.float32)
+placed = jax.device_put(values, sharding)
+turned = jax.jit(lambda x: x[::-1] * 2, out_shardings=sharding)(placed)
+assert (np.asarray(turned) == values[::-1] * 2).all()
+total = float(jax.jit(lambda x: x.sum())(jax.device_put(np.ones(64, np.float32), sharding)))
+print(len(devices), total)
+"""
+
+
+def free_ports(number: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+@pytest.fixture
+def joined(regrow):
+    """A head whose two slices are hosts that have joined it."""
+    regrow.environ["REGROW_TOKEN"] = TOKEN
+    clients, hosts = free_ports(2)
+    address = f"localhost:{hosts}"
+    head = regrow.start(
+        *("head", "--name", "far", "--slices", "2", "--devices-per-slice", "1"),
+        *(f"--server_port={clients}", f"--worker_port={hosts}"),
+        f"--resource_manager_address={address}",
+    )
+    workers = [
+        regrow.start("worker", f"--slice={index}", f"--resource_manager_address={address}")
+        for index in range(2)
+    ]
+    try:
+        # A slow machine may need, and tell of, some patience before.
+        assert any("2 slices of 1 device up" in line for line in head.stderr)
+        yield f"grpc://localhost:{clients}", address, workers
+    finally:
+        for process in (*workers, head):
+            process.send_signal(signal.SIGTERM)
+        for process in (*workers, head):
+            process.communicate(timeout=30)
+    assert [process.returncode for process in workers] == [0, 0]
+
+
+def run_client(target: str) -> str:
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("REGROW_")
+    } | {"JAX_PLATFORMS": "proxy", "REGROW_TARGET": target, "REGROW_TOKEN": TOKEN}
+    program = f"import regrow; regrow.connect(); {PROGRAM}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=90
+    )
+    return done.stdout.strip() or done.stderr
+
+
+@pytest.mark.slow
+def test_hosts_that_join_from_elsewhere(regrow, joined, one_line):
+    target, address, workers = joined
+    assert run_client(target) == "2 64.0"
+    # A worker that is killed is started again by its host, a host that is killed joins again.
+    assert regrow("slice", "kill", "1").returncode == 0
+    regrow.until(lambda: "2 of 2 slices up" in regrow("status").stdout, 60)
+    workers[0].kill()
+    workers[0].communicate()
+    regrow.until(lambda: "1 of 2 slices up" in regrow("status").stdout, 60)
+    workers[0] = regrow.start("worker", "--slice=0", f"--resource_manager_address={address}")
+    regrow.until(lambda: "2 of 2 slices up" in regrow("status").stdout, 60)
+    assert run_client(target) == "2 64.0"
+    far = ("worker", f"--resource_manager_address={address}")
+    assert "has no host 0 of slice 7" in one_line(regrow(*far, "--slice=7"), 3)
+    assert "the secret is not that" in one_line(regrow(*far, "--token=guessed"), 3)
+
+
+def test_what_no_host_can_be(regrow, one_line):
+    assert "is no HOST:PORT" in one_line(regrow("worker", "--resource_manager_address=x"), 2)
+    (port,) = free_ports(1)
+    far = ("worker", f"--resource_manager_address=localhost:{port}", "--join-timeout=0.2")
+    assert f"for a head at localhost:{port}" in one_line(regrow(*far), 3)
+    no_clients = regrow("head", f"--worker_port={port}")
+    assert "clients must come over TCP, too" in one_line(no_clients, 2)

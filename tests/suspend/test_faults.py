@@ -1,0 +1,193 @@
+"""Faults at named points of a suspension and of a resumption: the old state or the new, never a mixture.
+
+`make test` draws a few cells (REGROW_TEST_SEED chooses others), `make test-all` takes all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from suspend_rig import Rig
+
+from regrow.errors import RegrowError
+from regrow.suspend import Manifest, Snapshots, open_storage
+from regrow.suspend.export import export, verify
+
+STEPS = 5
+SAVE_POINTS = (
+    "worker-drain",
+    "worker-save-begins",
+    "worker-chunk-hashed",
+    "aside",
+    "worker-chunk-written",
+    "worker-chunks-synced",
+    "worker-saved",
+)
+LOAD_POINTS = ("worker-load-begins", "worker-chunk-read", "worker-loaded", "worker-placed")
+OLD_HEAD = ("head-gate-closed", "head-drained", "head-saves-in", "head-manifest-made", "aside")
+NEW_HEAD = ("head-committed", "head-left", "head-swept")
+RESUME_HEAD = ("head-resume-asked", "head-slice-up", "head-loads-in", "head-resumed")
+MANY = frozenset({"worker-chunk-hashed", "aside", "worker-chunk-written", "worker-chunk-read"})
+
+# (when, point, action): what happens where while a slice is suspended or resumed.
+SHARED = (
+    [("suspend", point, "kill") for point in SAVE_POINTS]
+    + [("suspend", point, "fail") for point in SAVE_POINTS[1:]]
+    + [("suspend", point, "stop") for point in ("worker-chunk-written", "worker-saved")]
+    + [("suspend", "worker-leaves", "kill"), ("suspend", "worker-leaves", "stop")]
+    + [("head", point, "fail") for point in ("head-drained", "aside", "head-committed")]
+    + [("resume", point, "kill") for point in LOAD_POINTS]
+    + [("resume", point, "fail") for point in LOAD_POINTS]
+    + [("resume", "worker-loaded", "stop")]
+)
+OF_HEAD = (
+    [("suspend", point) for point in OLD_HEAD + NEW_HEAD]
+    + [("resume", point) for point in RESUME_HEAD]
+)  # fmt: skip
+_DRAW = random.Random(int(os.environ.get("REGROW_TEST_SEED", "1")))
+_SAMPLE = set(_DRAW.sample(range(len(SHARED)), 3))
+
+
+def cells(every: list[Any], sample: set[int]) -> list[Any]:
+    marks = [[] if number in sample else [pytest.mark.slow] for number in range(len(every))]
+    return [
+        pytest.param(*cell, id="-".join(cell), marks=mark)
+        for cell, mark in zip(every, marks, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig(tmp_path_factory.mktemp("home"), hang_after_s=2.0) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def expected(rig: Rig) -> list[dict[str, str]]:
+    return digests(rig)
+
+
+def digests(rig: Rig) -> list[dict[str, str]]:
+    rig.client.do("begin")
+    found = []
+    for _ in range(3):
+        rig.client.do("steps", count=STEPS)
+        found.append(rig.client.do("digest"))
+    return found
+
+
+def wait(done: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def latest(url: str) -> Manifest:
+    """The latest snapshot, every chunk of which is as it was written."""
+    store = Snapshots(open_storage(url))
+    manifest = store.read()
+    verify(store, manifest)
+    return manifest
+
+
+def outcome(rig: Rig, act: Callable[[], Any]) -> str | None:
+    try:
+        act()
+    except RegrowError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(("when", "point", "action"), cells(SHARED, _SAMPLE))
+def test_one_fault(
+    rig: Rig, expected: list[dict[str, str]], when: str, point: str, action: str
+) -> None:
+    rig.client.do("begin")
+    rig.client.do("steps", count=STEPS)
+    before = rig.cluster.suspend()["snapshot"]
+    rig.cluster.resume()
+    rig.client.do("steps", count=STEPS)
+    nth = _DRAW.randint(1, 3) if point in MANY and when != "head" else 1
+    trap = f"{point}={action}={nth}"
+    if when == "resume":
+        rig.cluster.suspend()
+        rig.trap(1, trap)
+        _resume_under(rig, action)
+        whole = True
+    else:
+        rig.trap(-1 if when == "head" else 1, trap)
+        whole = _suspend_under(rig, before, point, action)
+    assert rig.states() == ["up", "up"]
+    if whole:
+        assert rig.client.do("digest") == expected[1]
+        rig.client.do("steps", count=STEPS)
+        assert rig.client.do("digest") == expected[2]
+
+
+def _suspend_under(rig: Rig, before: int, point: str, action: str) -> bool:
+    """Suspends slice 1; whether its state must be whole afterwards."""
+    error = outcome(rig, lambda: rig.cluster.suspend([1]))
+    snapshot = latest(rig.place()).number
+    if point == "worker-leaves":
+        assert error is None
+        assert snapshot == before + 1
+        rig.cluster.resume()
+        return True
+    assert error is not None
+    assert "slice 1 not suspended, everything is as it was: " in error
+    if action == "fail":
+        assert snapshot == before + (point == "head-committed")
+        assert rig.states() == ["up", "up"]
+        return True
+    assert snapshot == before
+    assert rig.states() == ["up", "lost"]
+    assert "slice 1 was lost" in rig.client.failure("digest")
+    rig.cluster.restore(1)
+    rig.cluster.wait_healthy()
+    return False
+
+
+def _resume_under(rig: Rig, action: str) -> None:
+    """Resumes both slices."""
+    error = outcome(rig, rig.cluster.resume)
+    if action == "fail":
+        assert error is not None
+        assert "slice 1 stays suspended, nothing is lost: " in error
+        wait(lambda: rig.states() == ["up", "suspended"])
+        rig.cluster.resume()
+    else:
+        assert error is None
+
+
+@pytest.mark.parametrize(("when", "point"), cells(OF_HEAD, set()))
+def test_the_head_is_killed(tmp_path: Path, when: str, point: str) -> None:
+    with Rig(tmp_path) as rig:
+        url = rig.place()
+        rig.client.do("steps", count=STEPS)
+        rig.cluster.suspend()
+        rig.cluster.resume()
+        rig.client.do("steps", count=STEPS)
+        if when == "resume":
+            rig.cluster.suspend()
+        rig.trap(-1, f"{point}=kill")
+        error = outcome(rig, rig.cluster.suspend if when == "suspend" else rig.cluster.resume)
+        assert error is not None
+        new = when == "resume" or point in NEW_HEAD
+        manifest = latest(url)
+        assert manifest.number == (2 if new else 1)
+    export(Snapshots(open_storage(url)), manifest, tmp_path / "out")
+    steps = {
+        int(np.load(path))
+        for path in (tmp_path / "out").glob("*.npy")
+        if np.load(path, mmap_mode="r").shape == ()
+    }
+    assert 2 * STEPS in steps if new else STEPS in steps
+    assert (STEPS in steps) is not new

@@ -1,0 +1,201 @@
+"""The store: manifests, chunks, incremental writes, sweeping, damage."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from regrow.errors import StorageError, UsageError
+from regrow.suspend import ArrayEntry, Manifest, PartEntry, ShardEntry, Snapshots, open_storage
+from regrow.suspend.shards import pieces, read_shards, write_shards
+from regrow.suspend.snapshots import manifest_name
+from regrow.suspend.sweep import leftovers, old
+
+CHUNK = 1000
+
+
+def manifest(number: int, chunks: list[str], nbytes: int = 2500) -> Manifest:
+    shard = ShardEntry(3, 11, (5, 125), "device", nbytes, tuple(chunks))
+    array = ArrayEntry(
+        1, 7, 11, "float32", (5, 125), "1 device", "", ((3, 40, ((0, 5), (0, 125))), (4, 41, None))
+    )
+    return Manifest(
+        number=number,
+        job="job",
+        when=1.5,
+        why="a test",
+        versions={"regrow": "0"},
+        slices=(1,),
+        topology={"slices": 2, "hosts_per_slice": 1, "devices_per_slice": 2},
+        chunk_bytes=CHUNK,
+        arrays=(array,),
+        parts=(PartEntry(40, (shard,)), PartEntry(41, (), (15, "slice 0 was lost"))),
+    )
+
+
+def written(url: str, data: bytes) -> tuple[list[str], int]:
+    hashes, traffic = write_shards(open_storage(url), [memoryview(data)], chunk_bytes=CHUNK)
+    return hashes[0], traffic.written
+
+
+@pytest.fixture(params=["", "local://"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A directory: reached directly, and by fsspec as any other storage is."""
+    return f"{request.param}{tmp_path}/job"
+
+
+def test_a_manifest_comes_back_as_it_was() -> None:
+    one = manifest(3, ["a" * 64, "b" * 64, "c" * 64])
+    assert Manifest.from_bytes(one.to_bytes(), "m") == one
+    assert one.nbytes == 2500
+
+
+def test_any_flipped_byte_of_a_manifest_is_noticed() -> None:
+    data = manifest(3, ["a" * 64, "b" * 64, "c" * 64]).to_bytes()
+    drawn = random.Random(5)
+    for place in drawn.sample(range(len(data) - 1), 60):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << drawn.randrange(8)
+        with pytest.raises(StorageError, match=r"^m is "):
+            Manifest.from_bytes(bytes(damaged), "m")
+
+
+def test_another_version_is_told() -> None:
+    data = manifest(1, []).to_bytes().replace(b'"format":1', b'"format":9', 1)
+    with pytest.raises(
+        StorageError, match="m is a snapshot of format 9; this Regrow reads format 1"
+    ):
+        Manifest.from_bytes(data, "m")
+
+
+def test_bytes_come_back_and_what_is_there_is_not_written_again(url: str) -> None:
+    data = random.Random(1).randbytes(2500)
+    names, count = written(url, data)
+    assert (len(names), count) == (3, 2500)
+    changed = bytearray(data)
+    changed[1500] ^= 1
+    again, count = written(url, bytes(changed))
+    assert count == 1000
+    assert [one == other for one, other in zip(names, again, strict=True)] == [True, False, True]
+    target = bytearray(2500)
+    read_shards(open_storage(url), [(memoryview(target), names)], chunk_bytes=CHUNK)
+    assert target == data
+
+
+def test_a_damaged_chunk_is_told(url: str, tmp_path: Path) -> None:
+    names, _ = written(url, random.Random(2).randbytes(2500))
+    path = tmp_path / "job" / "chunks" / names[1]
+    target = memoryview(bytearray(2500))
+    for damage in ("flip", "cut", "grow", "remove"):
+        data = bytearray(path.read_bytes())
+        match damage:
+            case "flip":
+                data[77] ^= 4
+            case "cut":
+                del data[-1]
+            case "grow":
+                data.append(0)
+        good = path.read_bytes()
+        path.unlink()
+        if damage != "remove":
+            path.write_bytes(data)
+        with pytest.raises(StorageError, match=f"{names[1]} "):
+            read_shards(open_storage(url), [(target, names)], chunk_bytes=CHUNK)
+        path.write_bytes(good)
+
+
+def test_the_last_committed_manifest_is_the_snapshot(url: str) -> None:
+    store = Snapshots(open_storage(url))
+    assert store.numbers() == []
+    with pytest.raises(StorageError, match=r"there is no snapshot at .*job"):
+        store.read()
+    for number in (1, 2):
+        store.commit(manifest(number, written(url, bytes([number]) * 2500)[0]))
+    assert store.read() == manifest(2, list(store.read().parts[0].shards[0].chunks))
+    assert store.read(1).number == 1
+
+
+def test_what_no_snapshot_needs_is_swept(url: str, tmp_path: Path) -> None:
+    store = Snapshots(open_storage(url))
+    for number in range(1, 5):
+        store.commit(manifest(number, written(url, random.Random(number).randbytes(2500))[0]))
+    half = tmp_path / "job" / "chunks" / f"{'d' * 64}.12-3.part"
+    half.write_bytes(b"half")
+    assert store.sweep(kept=2) == 2 + 6 + 1
+    assert store.numbers() == [3, 4]
+    needed = {chunk for number in (3, 4) for chunk in store.read(number).chunks()}
+    assert set(os.listdir(tmp_path / "job" / "chunks")) == needed
+    assert store.sweep(kept=2) == 0
+
+
+def test_a_damaged_manifest_keeps_everything(tmp_path: Path) -> None:
+    store = Snapshots(open_storage(str(tmp_path)))
+    for number in (1, 2, 3):
+        store.commit(manifest(number, []))
+    path = tmp_path / manifest_name(3)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(StorageError, match=r"000000003\.json is no manifest"):
+        store.sweep(kept=2)
+    assert store.numbers() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("memory://x", "does not outlive the process"),
+        ("nonsense://x", "no storage that is known"),
+        ("file://elsewhere/x", "names another machine"),
+    ],
+)
+def test_what_is_no_storage_is_refused(url: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        open_storage(url)
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    storage = open_storage(str(tmp_path / "file"))
+    with pytest.raises(StorageError, match=r"file/chunks/x cannot be written: "):
+        storage.write("chunks/x", b"1")
+
+
+def test_a_full_disk_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real, left = os.write, [3]
+
+    def write(fd: int, data: memoryview) -> int:
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        left[0] -= 1
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(StorageError, match="cannot be written: No space left on device"):
+        written(str(tmp_path), random.Random(3).randbytes(9500))
+    assert not [name for name in os.listdir(tmp_path / "chunks") if "." in name]
+
+
+def test_hosts_that_hold_the_same_bytes_write_them_once(tmp_path: Path) -> None:
+    storage, data = open_storage(str(tmp_path)), memoryview(random.Random(4).randbytes(4000))
+    one, first = write_shards(storage, [data], chunk_bytes=CHUNK)
+    other, second = write_shards(storage, [data], turn=0.5, chunk_bytes=CHUNK)
+    assert one == other
+    assert (first.written, second.written) == (4000, 0)
+
+
+def test_nothing_is_a_shard_too(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    assert pieces(memoryview(b"")) == []
+    assert write_shards(storage, [memoryview(b"")])[0] == [[]]
+    read_shards(storage, [(memoryview(b""), [])])
+
+
+def test_the_rules_of_sweeping_need_no_storage() -> None:
+    assert old([4, 1, 3]) == (1,)
+    assert old([]) == ()
+    one = manifest(4, ["a" * 64])
+    found = leftovers([one], [3, 4], ["a" * 64, "b" * 64, "c.part"])
+    assert found.manifests == (3,)
+    assert found.chunks == ("b" * 64, "c.part")

@@ -1,0 +1,220 @@
+"""Slices leave and come back under a client that notices nothing but a pause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from suspend_rig import Client, Rig
+
+from regrow.errors import ClusterError, UsageError
+from regrow.suspend import Snapshots, open_storage
+from regrow.suspend.export import export, find, held, verify
+
+STEPS = 7
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig(tmp_path_factory.mktemp("home")) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def expected(rig: Rig) -> list[dict[str, str]]:
+    """The state after STEPS and after twice as many, of a run that nothing happened to."""
+    rig.client.do("begin")
+    digests = []
+    for _ in range(2):
+        rig.client.do("steps", count=STEPS)
+        digests.append(rig.client.do("digest"))
+    return digests
+
+
+@pytest.fixture
+def begun(rig: Rig, expected: list[dict[str, str]]) -> Rig:
+    """After STEPS."""
+    rig.client.do("begin")
+    rig.client.do("steps", count=STEPS)
+    return rig
+
+
+def wait(done: Callable[[], bool], timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def check(rig: Rig, expected: list[dict[str, str]]) -> None:
+    """Everything is there, and the job goes on to the same end."""
+    assert rig.client.do("digest") == expected[0]
+    rig.client.do("steps", count=STEPS)
+    assert rig.client.do("digest") == expected[1]
+
+
+@pytest.mark.parametrize("slices", [None, [1], [0]])
+def test_what_lives_comes_back_bit_by_bit(
+    begun: Rig, expected: list[dict[str, str]], slices: list[int] | None
+) -> None:
+    wanted = [0, 1] if slices is None else slices
+    pids = {index: begun.cluster.slices[index].pids for index in (0, 1)}
+    saved = begun.cluster.suspend(slices)
+    assert saved["slices"] == wanted
+    assert saved["bytes"] > 0
+    for index in (0, 1):
+        assert begun.states()[index] == ("suspended" if index in wanted else "up")
+        assert [Path(f"/proc/{pid}").exists() for pid in pids[index]] == [index not in wanted]
+    asked = begun.cluster.status()["sessions"][0]["requests"]
+    begun.client.post("digest")
+    time.sleep(0.2)
+    assert begun.client.silent
+    assert begun.cluster.status()["suspended"]["waiting_clients"] == 1
+    assert begun.cluster.resume(slices)["slices"] == wanted
+    assert begun.client.answer()["value"] == expected[0]
+    assert begun.states() == ["up", "up"]
+    # JAX keeps values that it has fetched once: nothing of this may have come from there.
+    assert begun.cluster.status()["sessions"][0]["requests"] >= asked + 50
+    check(begun, expected)
+
+
+def test_it_may_happen_in_the_midst_of_work(rig: Rig, expected: list[dict[str, str]]) -> None:
+    rig.client.do("begin")
+    rig.client.do("background")
+    for slices in (None, [1], [0]):
+        rig.cluster.suspend(slices)
+        rig.cluster.resume()
+    done = rig.client.do("foreground")
+    found = rig.client.do("digest")
+    rig.client.do("begin")
+    rig.client.do("steps", count=done)
+    assert rig.client.do("digest") == found
+
+
+def test_one_after_the_other(begun: Rig, expected: list[dict[str, str]]) -> None:
+    begun.cluster.suspend([0])
+    begun.cluster.suspend([1])
+    begun.cluster.resume([0])
+    begun.client.post("digest")
+    time.sleep(0.2)
+    assert begun.client.silent
+    with pytest.raises(ClusterError, match="slice 1 is suspended already"):
+        begun.cluster.suspend([1])
+    begun.cluster.suspend([0])
+    begun.cluster.resume()
+    assert begun.client.answer()["value"] == expected[0]
+    check(begun, expected)
+
+
+def test_what_did_not_change_is_not_written_again(begun: Rig) -> None:
+    begun.cluster.suspend()
+    begun.cluster.resume()
+    assert begun.cluster.suspend()["written"] == 0
+    begun.cluster.resume()
+
+
+def test_a_notice_suspends_the_slices_that_got_it(
+    begun: Rig, expected: list[dict[str, str]]
+) -> None:
+    for one in begun.cluster.slices:
+        os.kill(one.pids[0], signal.SIGTERM)
+    wait(lambda: begun.states() == ["suspended", "suspended"])
+    assert all("suspended: a notice: SIGTERM" in "".join(s.story) for s in begun.cluster.slices)
+    begun.cluster.resume()
+    check(begun, expected)
+
+
+def test_a_snapshot_can_be_read_by_itself(
+    begun: Rig, expected: list[dict[str, str]], tmp_path: Path
+) -> None:
+    begun.cluster.suspend()
+    store = find(f"{begun.home}/suspended")
+    manifest = store.read()
+    assert verify(store, manifest) > 0
+    written, left = export(store, manifest, tmp_path)
+    assert (written, left) == (len(manifest.arrays), 0)
+    found = {tuple(np.load(path).shape) for path in tmp_path.glob("*.npy")}
+    assert {(64, 96), (0, 4), (5,), (8, 8), ()} <= found | {(8, 8)}
+    shapes = {one.array.shape: one for one in held(manifest)}
+    assert shapes[64, 96].whole
+    for command in (("show", "--verify"), ("show", "--json"), ("load",)):
+        argv = [sys.executable, "-m", "regrow", "snapshot", command[0], store.url, *command[1:]]
+        argv += [str(tmp_path / "out")] if command[0] == "load" else []
+        told = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+        assert (told.stdout + told.stderr).count("array") > 0
+    begun.cluster.resume()
+    check(begun, expected)
+
+
+def test_errors_and_callbacks_live_on(begun: Rig, expected: list[dict[str, str]]) -> None:
+    assert begun.client.do("callback") == 12.0
+    assert "of my own" in begun.client.do("own_error")
+    begun.cluster.suspend()
+    begun.cluster.resume()
+    assert "of my own" in begun.client.do("error")
+    assert begun.client.do("callback") == 12.0
+    check(begun, expected)
+
+
+def test_a_damaged_chunk_leaves_it_suspended(begun: Rig, expected: list[dict[str, str]]) -> None:
+    saved = begun.cluster.suspend()
+    chunks = Path(saved["url"], "chunks")
+    needed = sorted(set(Snapshots(open_storage(saved["url"])).read().chunks()))
+    path = chunks / needed[0]
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(ClusterError, match=r"stays suspended, nothing is lost: .* is damaged"):
+        begun.cluster.resume()
+    assert "suspended" in begun.states()
+    path.write_bytes(good)
+    wait(lambda: not {"starting", "up"} & {begun.states()[i] for i in begun.suspended()})
+    begun.cluster.resume()
+    check(begun, expected)
+
+
+@pytest.mark.parametrize(
+    ("slices", "url", "error", "why"),
+    [
+        ([7], None, UsageError, "there is no slice 7"),
+        ([0], "memory://x", UsageError, "does not outlive"),
+        ([0], "/proc/x", ClusterError, "slice 0 not suspended, everything is as it was: /proc/x"),
+    ],
+)
+def test_bad_input_changes_nothing(
+    begun: Rig, expected: list[dict[str, str]], slices: Any, url: Any, error: Any, why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        begun.cluster.suspend(slices, url=url)
+    with pytest.raises(ClusterError, match="no slice is suspended"):
+        begun.cluster.resume()
+    check(begun, expected)
+
+
+def test_a_client_that_goes_meanwhile_leaves_nothing(begun: Rig) -> None:
+    other = Client(begun.cluster.env)
+    begun.cluster.suspend()
+    other.close()
+    begun.cluster.resume()
+    begun.client.do("digest")
+
+
+def test_a_job_with_colocated_python_is_not_suspended(
+    tmp_path: Path, expected: list[dict[str, str]]
+) -> None:
+    with Rig(tmp_path, grace_s=20) as rig:
+        rig.client.do("steps", count=STEPS)
+        assert rig.client.do("colocated") == 6
+        with pytest.raises(ClusterError, match="uses colocated Python"):
+            rig.cluster.suspend()
+        assert rig.client.do("digest") == expected[0]
+        os.kill(rig.cluster.slices[1].pids[0], signal.SIGTERM)
+        wait(lambda: rig.states()[1] == "lost")
+        assert "slice 1 was lost: host 0" in rig.client.failure("digest")
