@@ -27,12 +27,16 @@ from regrow.slices import (
     HostStartFailed,
     JobEnds,
     KillRequested,
+    Leave,
     Membership,
     Noted,
     Policy,
     Progressed,
     Request,
     RestoreRequested,
+    Resumed,
+    ResumeFailed,
+    ResumeRequested,
     ShutdownRequested,
     SliceLost,
     SliceUp,
@@ -41,6 +45,7 @@ from regrow.slices import (
     StartRequested,
     StopHosts,
     StopRequested,
+    Suspended,
 )
 
 Make = Callable[..., Any]
@@ -733,3 +738,54 @@ def test_validate_tells_the_story(make: Make) -> None:
     world.membership._slices[0].state = "lost"
     with pytest.raises(AssertionError, match=r"without a record of incarnation 1; story: .* up"):
         world.membership.validate()
+
+
+def test_a_suspended_slice_is_not_lost_and_comes_back_when_asked(make: Make) -> None:
+    world = make(1, 2, restore_after_s=1.0, num_elastic_instances=0)
+    assert world.do(Suspended(1, "a notice")) == [Leave(1, 1)]
+    assert world.info(1).state == "suspended"
+    assert world.membership.live() == {0: 1}
+    world.exit(1, 0, "exit status 0")
+    world.exit(1, 1, "exit status 0")
+    assert world.said(1, "its hosts have left")
+    world.wait(60.0, beats=(0,))
+    assert world.info(1).state == "suspended"
+    assert world.membership.status(world.now)["gone"] == 0
+    assert world.membership.refusal(RestoreRequested(1)) == (
+        "slice 1 is suspended (incarnation 1) and not lost; resume brings it back"
+    )
+    world.do(ResumeRequested(1))
+    world.come_up(1)
+    assert world.of(SliceUp)[-1] == SliceUp(1, 2)
+    world.do(Resumed(1))
+    assert world.of(SliceLost) == []
+    world.exit(1)
+    assert world.of(SliceLost)[-1].was_up
+    assert world.of(JobEnds)
+
+
+def test_hosts_that_do_not_leave_are_not_waited_for_long(make: Make) -> None:
+    world = make(1, fence_s=10.0)
+    world.do(Suspended(0, "a notice"))
+    world.do(ResumeRequested(0))
+    world.wait(9.0)
+    assert world.info(0).state == "suspended"
+    world.wait(2.0)
+    assert world.info(0).incarnation == 2
+
+
+def test_a_slice_that_is_lost_while_its_state_comes_back_is_started_again(make: Make) -> None:
+    world = make(1, num_elastic_instances=0, backoff_s=0.5)
+    world.do(Suspended(0, "a notice"))
+    world.exit(0, 0, "exit status 0")
+    world.do(ResumeRequested(0))
+    world.come_up(0)
+    world.exit(0)
+    assert world.of(SliceLost) == [SliceLost(0, 2, world.of(SliceLost)[0].cause, was_up=False)]
+    world.wait(0.6)
+    world.come_up(0)
+    assert world.info(0).incarnation == 3
+    world.do(ResumeFailed(0, "a damaged chunk"))
+    assert world.info(0).state == "suspended"
+    assert world.of(Leave)[-1] == Leave(0, 3)
+    assert not world.of(JobEnds)

@@ -29,9 +29,13 @@ from regrow.slices import (
     HostStartFailed,
     JobEnds,
     KillRequested,
+    Leave,
     Membership,
     Policy,
     RestoreRequested,
+    Resumed,
+    ResumeFailed,
+    ResumeRequested,
     ShutdownRequested,
     SliceLost,
     SliceUp,
@@ -39,6 +43,7 @@ from regrow.slices import (
     StartRequested,
     StopHosts,
     StopRequested,
+    Suspended,
 )
 
 HOSTS = [1, 2, 1]
@@ -71,6 +76,8 @@ class Random(RuleBasedStateMachine):
         self.ups: set[Key] = set()
         self.losses: dict[Key, float] = {}
         self.fenced: set[Key] = set()
+        self.left: dict[Key, float] = {}
+        self.stored: set[int] = set()
         self.ended = False
         self.down = False
 
@@ -102,12 +109,20 @@ class Random(RuleBasedStateMachine):
                     self.ups.add((index, incarnation))
                 case SliceLost(index, incarnation, _, was_up):
                     self.judge_current(index, incarnation)
-                    assert was_up == ((index, incarnation) in self.ups)
+                    up = (index, incarnation) in self.ups
+                    assert was_up == (up and index not in self.stored)
                     self.losses[index, incarnation] = self.now
                     expected_fences.append((index, incarnation))
+                case Leave(index, incarnation):
+                    self.judge_current(index, incarnation)
+                    key = (index, incarnation)
+                    assert key not in self.left
+                    self.left[key] = self.now
+                    self.fenced.add(key)
+                    self.fences.add(key)
                 case Fence(index, incarnation):
                     key = (index, incarnation)
-                    assert key not in self.fenced
+                    assert key not in self.fenced or (self.down and key in self.left)
                     assert self.down or expected_fences.pop() == key
                     self.fenced.add(key)
                     self.fences.add(key)
@@ -126,6 +141,7 @@ class Random(RuleBasedStateMachine):
         assert not self.down
         assert incarnation == self.begun[index]
         assert (index, incarnation) not in self.losses
+        assert (index, incarnation) not in self.left
 
     def judge_start(self, index: int, incarnation: int, host: int) -> None:
         assert not self.ended
@@ -137,7 +153,8 @@ class Random(RuleBasedStateMachine):
             if former[1]:
                 assert former in self.fenced
                 left = [key for key in self.alive if key[:2] == former]
-                late = self.now >= self.losses[former] + self.policy.fence_s
+                ended = self.losses.get(former, self.left.get(former, self.now))
+                late = self.now >= ended + self.policy.fence_s
                 assert former not in self.fences or not left or late
             self.begun[index] = incarnation
         self.started.add((index, incarnation, host))
@@ -234,9 +251,31 @@ class Random(RuleBasedStateMachine):
         refused = self.membership.refusal(RestoreRequested(index)) is not None
         before = self.membership.info(index)
         self.do(RestoreRequested(index))
-        assert refused == (before.state in HELD or self.down or self.ended)
+        idle = before.state in HELD or before.state == "suspended"
+        assert refused == (idle or self.down or self.ended)
         if refused:
             assert self.membership.info(index) == before
+
+    @rule(index=INDEX)
+    def suspend(self, index: int) -> None:
+        live = index in self.membership.live()
+        if live:
+            self.stored.add(index)
+        before = self.membership.info(index)
+        self.do(Suspended(index, "a notice"))
+        assert live or self.membership.info(index) == before
+
+    @rule(index=INDEX)
+    def resume(self, index: int) -> None:
+        self.do(ResumeRequested(index))
+
+    @rule(index=INDEX, works=st.booleans())
+    def give_back(self, index: int, works: bool) -> None:
+        if works and index in self.membership.live():
+            self.stored.discard(index)
+        self.do(Resumed(index) if works else ResumeFailed(index, "a damaged chunk"))
+        if not works and index in self.stored and not self.down:
+            assert self.membership.info(index).state == "suspended"
 
     @rule(index=INDEX, stop=st.booleans())
     def signal(self, index: int, stop: bool) -> None:
@@ -273,7 +312,7 @@ class Random(RuleBasedStateMachine):
         before = set(self.fenced)
         self.down = True
         self.do(ShutdownRequested())
-        assert self.fenced - before == held
+        assert self.fenced - before == held - before
 
     # --- always ---
 
@@ -312,6 +351,7 @@ class Random(RuleBasedStateMachine):
                 self.end_all(fence)
             for index in range(len(HOSTS)):
                 self.do(RestoreRequested(index))
+                self.do(ResumeRequested(index))
             while self.asked:
                 self.launch(0, True)
             for key in list(self.alive):

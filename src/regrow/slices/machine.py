@@ -321,15 +321,17 @@ class SliceMachine:
 
     def suspend(self, why: str, now: float) -> list[Action]:
         """The state is saved: the processes leave."""
+        held = self.state in HELD
         if self.state != "suspended":
-            held = self.state in HELD
             self._move("suspended")
-            self.fenced = self.fenced if not held else all(host.gone for host in self.hosts)
+        if held:
+            self.fenced = all(host.gone for host in self.hosts)
             self._fence_by = now + self._policy.fence_s
         self.stored = True
         self.restore_at = None
         self._tell(now, f"suspended: {why}")
-        return [] if self.fenced else [Leave(self.index, self.incarnation)]
+        # The hosts of an incarnation that was lost meanwhile are being ended already.
+        return [Leave(self.index, self.incarnation)] if held and not self.fenced else []
 
     def resume(self, now: float) -> None:
         """Has a suspended slice start now, or when its hosts have left."""
@@ -375,7 +377,7 @@ class SliceMachine:
 
     def shut_down(self, now: float) -> list[Action]:
         """Ends the slice for good."""
-        held = self.state in HELD
+        held = self.state in HELD or (self.state == "suspended" and not self.fenced)
         if self.state != "stopping":
             self._move("stopping")
             self._tell(now, "shut down")
