@@ -198,6 +198,7 @@ def test_bad_input_changes_nothing(
     check(begun, expected)
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_meanwhile_leaves_nothing(begun: Rig) -> None:
     other = Client(begun.cluster.env)
     begun.cluster.suspend()
@@ -206,6 +207,7 @@ def test_a_client_that_goes_meanwhile_leaves_nothing(begun: Rig) -> None:
     begun.client.do("digest")
 
 
+@pytest.mark.slow
 def test_a_job_with_colocated_python_is_not_suspended(
     tmp_path: Path, expected: list[dict[str, str]]
 ) -> None:
@@ -218,3 +220,21 @@ def test_a_job_with_colocated_python_is_not_suspended(
         os.kill(rig.cluster.slices[1].pids[0], signal.SIGTERM)
         wait(lambda: rig.states()[1] == "lost")
         assert "slice 1 was lost: host 0" in rig.client.failure("digest")
+
+
+@pytest.mark.slow
+def test_a_slice_of_several_hosts_comes_back_as_a_whole(
+    tmp_path: Path, expected: list[dict[str, str]]
+) -> None:
+    with Rig(
+        tmp_path, hosts=2, resume_after_s=0.2, gcs_scratch_location=f"local://{tmp_path}/s"
+    ) as rig:
+        rig.client.do("steps", count=STEPS)
+        rig.cluster.suspend([1])
+        rig.cluster.resume([1])
+        check(rig, expected)
+        rig.client.do("begin")
+        rig.client.do("steps", count=STEPS)
+        os.kill(rig.cluster.slices[0].pids[1], signal.SIGTERM)
+        wait(lambda: rig.cluster.slices[0].incarnation == 2 and not rig.suspended())
+        check(rig, expected)

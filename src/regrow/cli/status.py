@@ -15,7 +15,13 @@ from regrow.control import request
 from regrow.errors import ControlError, NoClusterError
 from regrow.home import ClusterState, Home
 
-_STYLES: Final = {"up": "green", "suspect": "yellow", "starting": "cyan", "lost": "red"}
+_STYLES: Final = {
+    "up": "green",
+    "suspect": "yellow",
+    "starting": "cyan",
+    "suspended": "blue",
+    "lost": "red",
+}
 
 
 @click.command("status")

@@ -62,6 +62,20 @@ def command(
     )
 
 
+def _wait_for_end(control: ControlConnection) -> None:
+    """Waits for a cluster that ends with its script, which may still have something to do.
+
+    Raises:
+        ControlError: It has ended.
+        WaitTimeout: It has not.
+    """
+    deadline = time.monotonic() + SUSPEND_DEADLINE_S
+    while time.monotonic() < deadline:
+        control.call("suspend_requested")
+        time.sleep(_LOOK_EVERY_S)
+    raise WaitTimeout("the script to end", SUSPEND_DEADLINE_S)
+
+
 def _suspend_job(state: ClusterState) -> None:
     """Has the script save and end, waits for that, and ends the cluster."""
     with ControlConnection(state.control_socket) as control:
@@ -72,6 +86,8 @@ def _suspend_job(state: ClusterState) -> None:
             if time.monotonic() > deadline:
                 raise WaitTimeout("the script to end", SUSPEND_DEADLINE_S)
             time.sleep(_LOOK_EVERY_S)
-        with contextlib.suppress(ControlError):  # `regrow run` ends it with the script.
+        with contextlib.suppress(ControlError):
+            if state.purpose.startswith("regrow run"):
+                _wait_for_end(control)
             control.call("shutdown")
     say(f"{state.name} is suspended: start the script again to go on")

@@ -1,0 +1,73 @@
+"""regrow suspend, resume and snapshot; what becomes of a job that fails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SMALL = ("--slices", "2", "--devices-per-slice", "1", "--hosts-per-slice", "1")
+POLITE = """
+import time, jax, jax.numpy as jnp
+import regrow.elastic
+x = jax.jit(lambda x: x + 1)(jnp.zeros(3))
+print("ready", flush=True)
+while not regrow.elastic.suspend_requested():
+    x = (x + 1).block_until_ready()
+    time.sleep(0.01)
+open("saved", "w").write(str(float(x[0])))
+"""
+
+
+def test_slices_leave_and_come_back(regrow, one_line):
+    regrow("up", "--detach", *SMALL)
+    assert "say what" in one_line(regrow("suspend"), 2)
+    assert "say what" in one_line(regrow("suspend", "--all", "--slice", "1"), 2)
+    assert "there is no slice 5" in one_line(regrow("suspend", "--slice", "5"), 2)
+    assert "no slice is suspended" in one_line(regrow("resume"), 3)
+    told = one_line(regrow("suspend", "--slice", "1", "--slice", "0"), 0)
+    assert told.startswith("2 slices of up-1 suspended in ")
+    place = told.rpartition(" at ")[2]
+    status = json.loads(regrow("status", "--json").stdout)
+    assert [one["state"] for one in status["slices"]] == ["suspended", "suspended"]
+    assert status["suspended"]["url"] == place
+    assert "resume brings it back" in one_line(regrow("slice", "restore", "1"), 3)
+    assert "resume them first" in one_line(regrow("suspend", "--job"), 3)
+    shown = regrow("snapshot", "show", place)
+    assert "slices 0, 1 of 2" in shown.stdout
+    assert "2 slices of up-1 resumed in " in one_line(regrow("resume"), 0)
+    assert regrow("suspend", "--job").returncode == 0
+    regrow.nothing_left()
+
+
+def test_no_snapshot_is_one_line(regrow, one_line, tmp_path):
+    assert "there is no snapshot at" in one_line(regrow("snapshot", "show", str(tmp_path)), 1)
+    assert "no storage that is known" in one_line(regrow("snapshot", "show", "x9://y"), 2)
+    line = regrow("run", "--gcs_scratch_location", "memory://x", "--", "true")
+    assert "does not outlive" in one_line(line, 2)
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_is_run_anew(regrow, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nn = int(os.environ['REGROW_RESTARTS'])\nprint(n)\nsys.exit(7 - 7 * (n == 2))"
+    )
+    done = regrow("run", *SMALL, "--restart", "on-failure", str(script))
+    assert (done.returncode, done.stdout) == (0, "0\n1\n2\n")
+    done = regrow("run", *SMALL, "--restart", "on-failure", "--max-restarts", "1", str(script))
+    assert (done.returncode, done.stdout) == (7, "0\n1\n")
+    assert "the job ended with status 7: restart 1 of 1" in done.stderr
+    assert regrow("run", *SMALL, str(script)).stdout == "0\n"
+
+
+@pytest.mark.slow
+def test_a_script_that_asks_saves_its_state_itself(regrow, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(POLITE)
+    with regrow.start("run", *SMALL, str(script), cwd=tmp_path) as process:
+        assert process.stdout.readline() == "ready\n"
+        assert regrow("suspend", "--job").returncode == 0
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert float((tmp_path / "saved").read_text()) > 1
