@@ -278,6 +278,33 @@ class LoadParts(NamedTuple):
     parts: Sequence[tuple[int, Sequence[SavedShard]]]
 
 
+class WriteShards(NamedTuple):
+    """Write shards of a part to files below `url`, each (shard, name), and `whole` files as they are."""
+
+    rid: int
+    url: str
+    aid: int
+    files: Sequence[tuple[int, str]]
+    whole: Sequence[tuple[str, bytes]]
+
+
+class ReadShards(NamedTuple):
+    """Make a part of regions of the zarr array `name` at `url`; reply when it is there.
+
+    `regions` are, by shard, lists of (start, stop).
+    """
+
+    rid: int
+    url: str
+    name: str
+    aid: int
+    kind: int
+    shape: Sequence[int]
+    devices: Sequence[int]
+    regions: Sequence[Sequence[tuple[int, int]]]
+    memory_kind: str
+
+
 class Measure(NamedTuple):
     """Reply with how many bytes a second can be written to the storage at `url`."""
 
@@ -461,6 +488,8 @@ _COMMANDS: Final[tuple[type[Any], ...]] = (
     Measure,
     Go,
     Noticed,
+    WriteShards,
+    ReadShards,
 )
 _OPS: Final[dict[type[Any], int]] = {command: op for op, command in enumerate(_COMMANDS)}
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)

@@ -15,6 +15,7 @@ from regrow.head.colocated import Colocated
 from regrow.head.compile import Compiled
 from regrow.head.executables import Executable, memory_stats
 from regrow.head.links import malformed, pairs, unknown
+from regrow.head.persistence import Persistence, is_persistence
 from regrow.head.profile import MARK, Profile
 from regrow.head.reshard import Reshard
 from regrow.head.runtime import Runtime
@@ -102,6 +103,8 @@ class ProgramRequests:
     def _compile_plugin(self, body: Any) -> Any:
         if MARK in body.program.data:
             return self._compile_profile(body)
+        if is_persistence(body.program.data):
+            return self._compile_persistence(body)
         reshard = Reshard(bytes(body.program.data))
         return self._compiled(reshard, reshard.devices, None)
 
@@ -116,6 +119,17 @@ class ProgramRequests:
         profile = Profile(bytes(body.program.data), links)
         device = self._runtime.topology.devices_of_host(min(links, default=0))[0]
         return self._compiled(profile, (device,), None)
+
+    def _compile_persistence(self, body: Any) -> Any:
+        if not self._runtime.config.allow_colocated_python:
+            raise StatusError(
+                Code.UNIMPLEMENTED,
+                "checkpoints are written by the hosts, and the owner of this cluster lets clients do "
+                "nothing of their own there",
+            )
+        runtime = self._runtime
+        program = Persistence(bytes(body.program.data), runtime.buffers)
+        return self._compiled(program, program.devices, None)
 
     def _compile_colocated(self, body: Any) -> Any:
         if not self._runtime.config.allow_colocated_python:
@@ -227,6 +241,10 @@ class ProgramRequests:
             return self._run_reshard(program, body)
         if isinstance(program, Profile):
             return self._run_profile(program, body)
+        if isinstance(program, Persistence):
+            arrays = [self._tables.array(handle) for handle in body.args_handles]
+            found, done = program.run(arrays)
+            return self._executed(body, program.outputs, found, done)
         status: list[Piece] | StatusError
         try:
             outs, status = self._run(program, body)

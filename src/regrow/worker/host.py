@@ -25,6 +25,7 @@ from regrow.worker.colocated import Colocated, ColocatedRunner
 from regrow.worker.faults import Faults
 from regrow.worker.gang import Gang
 from regrow.worker.launch import Launcher
+from regrow.worker.persistence import Persistence
 from regrow.worker.platform import Domain, collect_garbage
 from regrow.worker.programs import Program
 from regrow.worker.promises import Promises
@@ -90,6 +91,7 @@ class Host:
         )
         reads = Reads(self.store, self._memory, self._helpers.submit, self.report)
         faults = Faults()
+        persistence = Persistence(self.store, self.home, self._helpers.submit, self.report)
         suspending = Suspending(self.store, self.home, self._helpers.submit, self.report)
         traces = Traces(self._helpers.submit, self.report)
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
@@ -123,6 +125,8 @@ class Host:
             c.Save: suspending.save,
             c.LoadParts: suspending.load,
             c.Measure: suspending.measure,
+            c.WriteShards: persistence.write,
+            c.ReadShards: persistence.read,
             c.Exit: self._exit,
         }
 
