@@ -2,7 +2,7 @@
 
     python benchmarks/suspend.py [--mb N] [--rounds N] [--at DIR ...]
 
-The disk's own rate is that of one file, written in pieces of 8 MiB and synced, and read again after the
+The disk's own rate is that of one file, written in pieces of 16 MiB and synced, and read again after the
 kernel was asked to forget it. Both take turns. The data is random, so no chunk is there twice.
 """
 

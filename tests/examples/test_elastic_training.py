@@ -162,3 +162,40 @@ def test_the_demo(tmp_path: Path) -> None:
     assert "a slice was lost: DATA_LOSS: slice 1 " in done.stdout
     assert (tmp_path / "faulted" / "training.png").exists()
     assert done.stdout.splitlines()[-1].startswith("verdict: bit-equal: 160 losses, ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demos_job_suspended_three_times(tmp_path: Path) -> None:
+    faults = (
+        "suspend:0@step=10,suspend:1@step=10+0.2s,resume:1@step=10+1s,resume:0@step=10+1.2s,"
+        "suspend:1@step=20,resume:1@step=20+1s,preempt:0@step=30,preempt:1@step=30+10ms"
+    )
+    options = [
+        "--slices=2",
+        "--devices-per-slice=2",
+        "--num_elastic_instances=0",
+        "--chaos",
+        faults,
+    ]
+    script = [str(EXAMPLES / "elastic_training.py"), "--steps", "45"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "regrow",
+            "prove",
+            *options,
+            *script,
+            "--out",
+            f"{tmp_path}/{{run}}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("verdict: bit-equal: 45 losses, ")
+    assert done.stderr.count("is resumed") == 5
+    assert "is lost" not in done.stderr

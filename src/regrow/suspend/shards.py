@@ -16,7 +16,7 @@ from regrow.suspend.storage import Storage
 
 T = TypeVar("T")
 
-CHUNK_BYTES: Final = 8 << 20
+CHUNK_BYTES: Final = 16 << 20
 THREADS: Final = 4
 
 

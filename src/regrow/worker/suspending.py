@@ -31,7 +31,7 @@ from regrow.worker.strings import Strings
 log = logging.getLogger(__name__)
 
 _ALIGNED: Final = 64
-_MEASURED_BYTES: Final = 32 << 20
+_MEASURED_BYTES: Final = 64 << 20
 _MEASURED: Final = "measured"
 
 
