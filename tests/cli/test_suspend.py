@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
+
+from regrow.cli import main
 
 SMALL = ("--slices", "2", "--devices-per-slice", "1", "--hosts-per-slice", "1")
 POLITE = """
@@ -19,31 +22,45 @@ open("saved", "w").write(str(float(x[0])))
 """
 
 
-def test_slices_leave_and_come_back(regrow, one_line):
+@pytest.fixture
+def here(regrow, monkeypatch, capfd):
+    """Commands in this process, in the same home."""
+    monkeypatch.setenv("REGROW_HOME", str(regrow.home))
+
+    def run(*arguments):
+        capfd.readouterr()
+        status = main(arguments)
+        output, errors = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, status, output, errors)
+
+    return run
+
+
+def test_slices_leave_and_come_back(regrow, here, one_line):
     regrow("up", "--detach", *SMALL)
-    assert "say what" in one_line(regrow("suspend"), 2)
-    assert "say what" in one_line(regrow("suspend", "--all", "--slice", "1"), 2)
-    assert "there is no slice 5" in one_line(regrow("suspend", "--slice", "5"), 2)
-    assert "no slice is suspended" in one_line(regrow("resume"), 3)
-    told = one_line(regrow("suspend", "--slice", "1", "--slice", "0"), 0)
+    assert "say what" in one_line(here("suspend"), 2)
+    assert "say what" in one_line(here("suspend", "--all", "--slice", "1"), 2)
+    assert "there is no slice 5" in one_line(here("suspend", "--slice", "5"), 2)
+    assert "no slice is suspended" in one_line(here("resume"), 3)
+    told = one_line(here("suspend", "--slice", "1", "--slice", "0"), 0)
     assert told.startswith("2 slices of up-1 suspended in ")
     place = told.rpartition(" at ")[2]
-    status = json.loads(regrow("status", "--json").stdout)
+    status = json.loads(here("status", "--json").stdout)
     assert [one["state"] for one in status["slices"]] == ["suspended", "suspended"]
     assert status["suspended"]["url"] == place
-    assert "resume brings it back" in one_line(regrow("slice", "restore", "1"), 3)
-    assert "resume them first" in one_line(regrow("suspend", "--job"), 3)
-    shown = regrow("snapshot", "show", place)
+    assert "resume brings it back" in one_line(here("slice", "restore", "1"), 3)
+    assert "resume them first" in one_line(here("suspend", "--job"), 3)
+    shown = here("snapshot", "show", place)
     assert "slices 0, 1 of 2" in shown.stdout
-    assert "2 slices of up-1 resumed in " in one_line(regrow("resume"), 0)
-    assert regrow("suspend", "--job").returncode == 0
+    assert "2 slices of up-1 resumed in " in one_line(here("resume"), 0)
+    assert here("suspend", "--job").returncode == 0
     regrow.nothing_left()
 
 
-def test_no_snapshot_is_one_line(regrow, one_line, tmp_path):
-    assert "there is no snapshot at" in one_line(regrow("snapshot", "show", str(tmp_path)), 1)
-    assert "no storage that is known" in one_line(regrow("snapshot", "show", "x9://y"), 2)
-    line = regrow("run", "--gcs_scratch_location", "memory://x", "--", "true")
+def test_no_snapshot_is_one_line(here, one_line, tmp_path):
+    assert "there is no snapshot at" in one_line(here("snapshot", "show", str(tmp_path)), 1)
+    assert "no storage that is known" in one_line(here("snapshot", "show", "x9://y"), 2)
+    line = here("run", "--gcs_scratch_location", "memory://x", "--", "true")
     assert "does not outlive" in one_line(line, 2)
 
 

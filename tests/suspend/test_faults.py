@@ -52,7 +52,7 @@ OF_HEAD = (
     + [("resume", point) for point in RESUME_HEAD]
 )  # fmt: skip
 _DRAW = random.Random(int(os.environ.get("REGROW_TEST_SEED", "1")))
-_SAMPLE = set(_DRAW.sample(range(len(SHARED)), 3))
+_SAMPLE = set(_DRAW.sample(range(len(SHARED)), 2))
 
 
 def cells(every: list[Any], sample: set[int]) -> list[Any]:
