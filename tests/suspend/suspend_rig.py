@@ -17,6 +17,7 @@ from regrow.control import request
 
 CLIENT = Path(__file__).with_name("suspend_client.py")
 ANSWER_S = 60.0
+STEPS = 5
 
 
 class Client:

@@ -8,19 +8,18 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from suspend_rig import Rig
+from suspend_rig import STEPS, Rig
 
 from regrow.errors import RegrowError
 from regrow.suspend import Manifest, Snapshots, open_storage
 from regrow.suspend.export import export, verify
 
-STEPS = 5
 SAVE_POINTS = (
     "worker-drain",
     "worker-save-begins",
@@ -61,26 +60,6 @@ def cells(every: list[Any], sample: set[int]) -> list[Any]:
         pytest.param(*cell, id="-".join(cell), marks=mark)
         for cell, mark in zip(every, marks, strict=True)
     ]
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig(tmp_path_factory.mktemp("home"), hang_after_s=2.0) as rig:
-        yield rig
-
-
-@pytest.fixture(scope="module")
-def expected(rig: Rig) -> list[dict[str, str]]:
-    return digests(rig)
-
-
-def digests(rig: Rig) -> list[dict[str, str]]:
-    rig.client.do("begin")
-    found = []
-    for _ in range(3):
-        rig.client.do("steps", count=STEPS)
-        found.append(rig.client.do("digest"))
-    return found
 
 
 def wait(done: Callable[[], bool], timeout_s: float = 60) -> None:

@@ -5,37 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from suspend_rig import Client, Rig
+from suspend_rig import STEPS, Client, Rig
 
 from regrow.cli import main
 from regrow.errors import ClusterError, UsageError
 from regrow.suspend import Snapshots, open_storage
 from regrow.suspend.export import export, find, held, verify
-
-STEPS = 7
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig(tmp_path_factory.mktemp("home")) as rig:
-        yield rig
-
-
-@pytest.fixture(scope="module")
-def expected(rig: Rig) -> list[dict[str, str]]:
-    """The state after STEPS and after twice as many, of a run that nothing happened to."""
-    rig.client.do("begin")
-    digests = []
-    for _ in range(2):
-        rig.client.do("steps", count=STEPS)
-        digests.append(rig.client.do("digest"))
-    return digests
 
 
 @pytest.fixture
