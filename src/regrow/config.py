@@ -69,6 +69,37 @@ class TcpConfig:
     token: str | None = None
 
 
+RayStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """Where slices come from if they come from a Ray cluster.
+
+    Attributes:
+        address: HOST:PORT of its head.
+        resources: What each host of a slice needs of a node, by the name of the resource.
+        strategy: How the hosts of a slice are laid out over nodes; STRICT_SPREAD: a node each.
+    """
+
+    address: str
+    resources: dict[str, float]
+    strategy: RayStrategy = "STRICT_SPREAD"
+
+    def __post_init__(self) -> None:
+        if not self.resources or not all(
+            type(name) is str and _is_number(value) and value > 0
+            for name, value in self.resources.items()
+        ):
+            raise UsageError(
+                f"{self.resources!r} are no resources of Ray: give names and numbers above 0, "
+                'such as {"TPU": 4}'
+            )
+        if self.strategy not in get_args(RayStrategy):
+            raise UsageError(f"strategy {self.strategy!r} is none of {get_args(RayStrategy)}")
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class TpuConfig:
@@ -108,6 +139,7 @@ class ClusterOptions:
         compile_cache_dir: Where compiled programs are kept; default: in the home; None: nowhere.
         log_dir: Where the logs of its processes are kept; None: as long as it runs.
         tpu: The queued resources that slices come from; None: they are processes of this machine.
+        ray: The Ray cluster that slices come from; None: they are processes of this machine.
     """
 
     slices: int = 2
@@ -128,6 +160,7 @@ class ClusterOptions:
     log_level: LogLevel = "info"
     metrics_port: int | None = None
     tpu: TpuConfig | None = None
+    ray: RayConfig | None = None
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -176,6 +209,7 @@ class HeadConfig:
         metrics_port: Port of the loopback interface where Prometheus finds metrics, 0 for any;
             None: nowhere.
         tpu: The queued resources that slices come from; None: they are processes of this machine.
+        ray: The Ray cluster that slices come from; None: they are processes of this machine.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -201,6 +235,7 @@ class HeadConfig:
     log_level: LogLevel = "info"
     metrics_port: int | None = None
     tpu: TpuConfig | None = None
+    ray: RayConfig | None = None
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 
@@ -305,11 +340,12 @@ class HeadConfig:
             raise UsageError("the head's configuration is no JSON object")
         try:
             tcp = fields.pop("tcp", None)
-            tpu = fields.pop("tpu", None)
+            tpu, ray = fields.pop("tpu", None), fields.pop("ray", None)
             return cls(
                 **fields,
                 tcp=None if tcp is None else TcpConfig(**tcp),
                 tpu=None if tpu is None else TpuConfig(**tpu),
+                ray=None if ray is None else RayConfig(**ray),
             )
         except TypeError as error:
             raise UsageError(f"the head's configuration: {error}") from None

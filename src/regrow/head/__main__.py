@@ -14,17 +14,27 @@ from regrow.supervise import guard_head
 
 if TYPE_CHECKING:
     from regrow.launchers.cloud_tpu import CloudTpuLauncher
+    from regrow.ray.launcher import RayLauncher
 
 _CANNOT_START = 3
 
 
-def _launcher(config: HeadConfig) -> LocalLauncher | CloudTpuLauncher:
+def _launcher(config: HeadConfig) -> LocalLauncher | CloudTpuLauncher | RayLauncher:
     log_dir = Path(config.log_dir)
-    if config.tpu is None:
-        return LocalLauncher(log_dir)
-    from regrow.launchers.cloud_tpu import CloudTpuLauncher
+    if config.tpu is not None:
+        from regrow.launchers.cloud_tpu import CloudTpuLauncher
 
-    return CloudTpuLauncher(config.tpu, log_dir, start_deadline_s=config.start_deadline_s)
+        return CloudTpuLauncher(config.tpu, log_dir, start_deadline_s=config.start_deadline_s)
+    if config.ray is not None:
+        from regrow.ray.launcher import RayLauncher
+
+        return RayLauncher(
+            config.ray,
+            log_dir,
+            hosts_per_slice=config.hosts_per_slice,
+            start_deadline_s=config.start_deadline_s,
+        )
+    return LocalLauncher(log_dir)
 
 
 def main() -> int:
