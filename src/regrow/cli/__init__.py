@@ -41,6 +41,7 @@ _COMMANDS: Final = {
     "bench": "Time shardings, and the network between slices.",
     "manifest": "Print manifests for Kubernetes.",
     "head": "Run a head in the foreground, with the flags of Pathways.",
+    "ray": "Ray: a head, jobs on the hosts of TPUs, a coordinator VM.",
     "cloud": "A local Cloud TPU: its API, and slices of local processes.",
     "queued-resources": "Ask for slices of a Cloud TPU, and work on their hosts.",
     "tpu-vm": "Single slices of a Cloud TPU, and work on their hosts.",

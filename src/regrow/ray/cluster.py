@@ -6,6 +6,7 @@ All over the head's addresses, so that this process need not be a part of the cl
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import socket
@@ -262,9 +263,8 @@ def _knock(address: str) -> None:
 
 
 def _gcs_client(address: str) -> Any:
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    return GcsClient(address=address)
+    # Its stubs, if they are there, do not know it.
+    return importlib.import_module("ray._raylet").GcsClient(address=address)
 
 
 def _job_client(dashboard: str) -> Any:

@@ -17,7 +17,6 @@ import msgpack
 
 from regrow.processes import Child, boot_id, spawn
 
-
 _REAPED_S: Final = 5.0
 
 
