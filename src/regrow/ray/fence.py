@@ -1,7 +1,7 @@
 """Keeps ranks of an attempt that is over from writing: a token in the directory that they write to.
 
     DIR/.regrow-attempt         the attempt that may write; replaced as a whole
-    DIR/.regrow-attempt.lock    shared while somebody writes, exclusive while the token is replaced
+    DIR/.regrow-attempt.lock    shared while somebody writes; a new attempt waits to have it alone
 
 On a file system with locks a new attempt begins only when no rank of an old one is in `writing`, and
 none comes in afterwards.
@@ -109,6 +109,7 @@ class Guard:
 
         Raises:
             WaitTimeout: If somebody of an earlier one still writes then.
+            FencedError: If a later attempt has claimed it meanwhile.
             UsageError: If the directory cannot be made.
         """
         try:
@@ -117,15 +118,17 @@ class Guard:
         except OSError as error:
             raise UsageError(f"cannot use {self._directory}: {error.strerror}") from None
         with contextlib.closing(os.fdopen(descriptor, "rb")):
+            # First this, so that nobody comes in any more while those inside are waited for.
+            draft = self._directory / f"{_TOKEN_FILE}.{os.getpid()}"
+            draft.write_text(token, encoding="utf-8")
+            draft.replace(self._directory / _TOKEN_FILE)
             deadline = time.monotonic() + timeout_s
             while not _try_lock(descriptor):
                 if time.monotonic() > deadline:
                     what = f"ranks of an earlier attempt to stop writing to {self._directory}"
                     raise WaitTimeout(what, timeout_s)
                 time.sleep(_POLL_S)
-            draft = self._directory / f"{_TOKEN_FILE}.{os.getpid()}"
-            draft.write_text(token, encoding="utf-8")
-            draft.replace(self._directory / _TOKEN_FILE)
+            self.check(token)
 
     def holder(self) -> str:
         """The token of the attempt that may write; empty if none was ever given."""

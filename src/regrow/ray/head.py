@@ -20,7 +20,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from typing import Final, final
 
 from regrow.errors import ClusterStartError, NoClusterError, UsageError, WaitTimeout
 from regrow.home import Home
-from regrow.processes import RUN_MARK, end_all, end_run, marked
+from regrow.processes import RUN_MARK, end_all, end_run, marked, python_argv
 from regrow.ray.causes import one_line
 from regrow.ray.cluster import require_ray
 from regrow.ray.settings import HANG_AFTER_S, health_environ
@@ -38,10 +37,10 @@ from regrow.ray.startup import START_LOCK
 
 DEFAULT_PORT: Final = 6379
 DEFAULT_DASHBOARD_PORT: Final = 8265
-_START_S: Final = 120.0
-_NODE_START_S: Final = 90.0
+_START_S: Final = 180.0
+_NODE_START_S: Final = 180.0
 _POLITE_S: Final = 3.0
-_LOCK_S: Final = 150.0
+_LOCK_S: Final = 200.0
 _ADDRESS: Final = re.compile(r"ray start --address='([^']+)'")
 _DASHBOARD: Final = re.compile(r"RAY_API_SERVER_ADDRESS='(http://[^']+)'")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -153,7 +152,7 @@ def start_head(
 
 def _ray_start(words: Sequence[str], run_id: str, more: Mapping[str, str], limit_s: float) -> str:
     """Runs `ray start`; returns what it says."""
-    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", *words]
+    argv = python_argv("regrow.ray.start", "--disable-usage-stats", *words)
     # RAY_ADDRESS is for clients; RAY_USAGE_STATS: nobody else is told of this cluster.
     environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environ |= {RUN_MARK: run_id, "RAY_USAGE_STATS_ENABLED": "0"} | dict(more)

@@ -110,15 +110,18 @@ class Joining:
         )
 
     def _join(self, python: str) -> str:
-        program = "ray"
+        program = "ray start"
         if self.local:
             # Two raylets that start at once on one machine take the same socket.
-            program = f"flock -o {shlex.quote(str(START_LOCK))} {shlex.quote(python)} -P -m ray.scripts.scripts"
+            lock = f"flock -o {shlex.quote(str(START_LOCK))}"
+            # By its path: what hosts run must not have our modules in front of its own.
+            start = shlex.quote(str(START_LOCK / "ray" / "start.py"))
+            program = f"{lock} {shlex.quote(python)} -P {start}"
         everyone = tpu_resource(self.tpu)
         rank = rank_resource(self.tpu, self.generation, "'$rank'")
         resources = f'{{"{everyone}": 1, "{rank}": 1}}'
         words = [
-            f"{program} start --disable-usage-stats",
+            f"{program} --disable-usage-stats",
             f"--address={self.head} --node-ip-address=$address",
             # Where several hosts share a machine, one port would not do for all.
             "--dashboard-agent-listen-port=0",

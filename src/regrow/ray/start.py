@@ -1,0 +1,44 @@
+"""`ray start`, with more patience: where several raylets share a machine its own 30 s may not do.
+
+python -m regrow.ray.start [--head] …    the words of `ray start`
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Final
+
+_PATIENCE_S: Final = 150.0
+_POLL_S: Final = 0.1
+
+
+def _be_patient() -> None:
+    """Ray asks for the new node for 30 s, and gives up; each question now waits by itself."""
+    from ray._private import services
+
+    ask = services.get_node
+    deadline = time.monotonic() + _PATIENCE_S
+
+    def get_node(*arguments: Any, **options: Any) -> Any:
+        while True:
+            try:
+                return ask(*arguments, **options)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
+
+    services.get_node = get_node
+
+
+def main() -> None:
+    """Runs `ray start`."""
+    from ray.scripts.scripts import start
+
+    _be_patient()
+    start(sys.argv[1:], prog_name="ray start")
+
+
+if __name__ == "__main__":
+    main()
