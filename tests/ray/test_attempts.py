@@ -91,7 +91,12 @@ def test_budgets_are_apart() -> None:
 def test_back_off_doubles_up_to_the_longest() -> None:
     policy = RestartPolicy(failures=5, backoff_s=1, longest_backoff_s=3)
     budgets = Budgets(policy, 0.0)
-    assert [budgets.after("failed", 0) for _ in range(4)] == [Again(1), Again(2), Again(3), Again(3)]
+    assert [budgets.after("failed", 0) for _ in range(4)] == [
+        Again(1),
+        Again(2),
+        Again(3),
+        Again(3),
+    ]
 
 
 def test_nothing_is_tried_again_after_the_deadline_or_in_vain() -> None:

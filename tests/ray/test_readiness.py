@@ -12,6 +12,7 @@ from regrow.ray.readiness import (
     GiveUp,
     JoinPolicy,
     Readiness,
+    Rejoin,
     Sight,
     Wait,
 )
@@ -79,6 +80,17 @@ def test_a_startup_script_that_fails_is_not_waited_for() -> None:
     end = readiness.next(broken, 1.0)
     assert isinstance(end, GiveUp)
     assert "host 1: exit status 1: no such file" in end.reason
+
+
+def test_hosts_that_have_lost_ray_join_again_as_they_are() -> None:
+    readiness = Readiness("t", JoinPolicy(join_s=10))
+    lapsed = Sight("ready", "READY", 1, 2, lapsed=True)
+    assert isinstance(readiness.next(lapsed, 0.0), Wait), "Ray may hear of the node a bit later"
+    assert readiness.next(lapsed, 1.0) == Rejoin()
+    assert isinstance(readiness.next(lapsed, 1.1), Wait)
+    assert readiness.next(lapsed, 2.2) == Rejoin()
+    assert isinstance(readiness.next(lapsed, 9.0), Wait), "and not for ever"
+    assert isinstance(readiness.next(lapsed, 10.0), Delete)
 
 
 def test_a_dead_tpu_is_made_anew_and_the_time_to_join_begins_again() -> None:

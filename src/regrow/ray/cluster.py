@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import re
 import socket
@@ -26,6 +27,8 @@ _CONNECT_S: Final = 5.0
 _TIMEOUT_S: Final = (5.0, 60.0)
 _KV_S: Final = 5.0
 _VERSION: Final = re.compile(r"[Vv]ersion mismatch[^\n]*(?:\n[^\n]*){0,3}")
+# They tell of each upload and each connection on standard error.
+_TALKATIVE: Final = ("ray.dashboard", "ray._private.runtime_env.packaging")
 _environ_lock = threading.Lock()
 
 
@@ -39,6 +42,8 @@ def require_ray() -> str:
         import ray
     except ImportError:
         raise UnsupportedError("this needs Ray: pip install 'regrow[ray]'") from None
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     return str(ray.__version__)
 
 

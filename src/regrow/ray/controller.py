@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +27,17 @@ from regrow.ray.cluster import RayCluster, RayJob, RayNode
 from regrow.ray.fence import AttemptId, Guard, attempt_key
 from regrow.ray.jobs import JOB_META, RANK_META, TOKEN_META, TPU_META, RankJob
 from regrow.ray.logs import LogKeeper, TellLine
-from regrow.ray.readiness import Create, Delete, Done, GiveUp, JoinPolicy, Readiness, Sight, Wait
+from regrow.ray.readiness import (
+    Create,
+    Delete,
+    Done,
+    GiveUp,
+    JoinPolicy,
+    Readiness,
+    Rejoin,
+    Sight,
+    Wait,
+)
 from regrow.ray.restarts import Again, Budgets, RestartPolicy
 from regrow.ray.startup import (
     GENERATION_KEY,
@@ -133,7 +144,17 @@ class RayTpuController:
             WaitTimeout: If it is not READY in time.
         """
         generation = secrets.token_hex(4)
-        joining = Joining(
+        metadata = {
+            "startup-script": self._joining(generation).text(),
+            GENERATION_KEY: generation,
+            "enable-guest-attributes": "TRUE",
+        }
+        spec = self._spec.with_metadata(metadata)
+        maker = TpuController(self._client, self._place, spec, say=self._say)
+        maker.create(timeout_s=timeout_s)
+
+    def _joining(self, generation: str) -> Joining:
+        return Joining(
             tpu=self._spec.name,
             generation=generation,
             hosts_per_slice=self._spec.accelerator.hosts,
@@ -142,14 +163,20 @@ class RayTpuController:
             local=self.tpu.is_local,
             script=self._script,
         )
-        metadata = {
-            "startup-script": joining.text(),
-            GENERATION_KEY: generation,
-            "enable-guest-attributes": "TRUE",
-        }
-        spec = self._spec.with_metadata(metadata)
-        maker = TpuController(self._client, self._place, spec, say=self._say)
-        maker.create(timeout_s=timeout_s)
+
+    def rejoin(self) -> None:
+        """Has hosts of a READY TPU that are no nodes of the cluster join again, as they are.
+
+        Raises:
+            CloudApiError: If a slice is not READY.
+        """
+        generation = self._generation(self.tpu.view().nodes)
+        present = self._joined(generation)
+        missing = [host for rank, host in enumerate(self.tpu.hosts()) if rank not in present]
+        if missing:
+            self._say(f"Starting Ray again on {len(missing)} hosts of {self._spec.name}")
+            script = self._joining(generation).text()
+            self.tpu.run(f"bash -c {shlex.quote(script)}", lambda *_: None, hosts=missing)
 
     def delete(self, *, timeout_s: float = 600.0) -> bool:
         """Deletes the TPU; False if there was none."""
@@ -185,6 +212,8 @@ class RayTpuController:
                     return nodes
                 case Create():
                     self._create_missing(deadline - now)
+                case Rejoin():
+                    self._rejoin_quietly()
                 case Delete():
                     self._say(f"{action.reason}: it is made anew")
                     self._delete_quietly(deadline - now)
@@ -206,21 +235,39 @@ class RayTpuController:
                 "delete it, or choose another name"
             )
         nodes = self._joined(generation)
-        error = "" if len(nodes) == self._hosts else self._script_error()
-        return Sight(view.condition, view.state, len(nodes), self._hosts, error), nodes
+        if len(nodes) == self._hosts:
+            return Sight("ready", view.state, len(nodes), self._hosts), nodes
+        results = self._script_results(nodes)
+        failed = [
+            f"host {rank}: exit status {status}: {text}"
+            for rank, (status, text) in results.items()
+            if status not in ("running", "0") and _LATE not in text
+        ]
+        lapsed = bool(results) and all(status == "0" for status, _ in results.values())
+        error = failed[0] if failed else ""
+        return Sight("ready", view.state, len(nodes), self._hosts, error, lapsed), nodes
 
-    def _script_error(self) -> str:
-        """What a startup script said that has failed."""
+    def _script_results(self, present: Mapping[int, RayNode]) -> dict[int, tuple[str, str]]:
+        """The exit status, or "running", and the last words of startup scripts of missing hosts."""
         try:
             told_by_hosts = self.tpu.guest_attributes(NAMESPACE)
         except CloudApiError:
             # Not every project lets guests tell something; then the deadline must do.
-            return ""
-        for worker, attributes in enumerate(told_by_hosts):
-            status, _, text = attributes.get(RESULT_KEY, "running").partition(" ")
-            if status not in ("running", "0") and _LATE not in text:
-                return f"host {worker}: exit status {status}: {text}"
-        return ""
+            return {}
+        results: dict[int, tuple[str, str]] = {}
+        for rank, attributes in enumerate(told_by_hosts):
+            if rank not in present:
+                status, _, text = attributes.get(RESULT_KEY, "running").partition(" ")
+                results[rank] = (status, text)
+        return results
+
+    def _rejoin_quietly(self) -> None:
+        try:
+            self.rejoin()
+        except CloudApiError as error:
+            # It is no longer READY: the next look tells.
+            if error.code not in (Code.NOT_FOUND, Code.FAILED_PRECONDITION):
+                raise
 
     def _create_missing(self, timeout_s: float) -> None:
         self._say("TPU is not found, create tpu...")

@@ -1,20 +1,26 @@
 """Until all hosts of a TPU have joined Ray: what is to be done next, as a state machine without I/O.
 
     absent ──► Create ──► coming ──► ready, hosts join ──► Done
-                 ▲                        │ too slow, or the script has failed
-                 └──────── Delete ◄───────┴──── dead (preempted, failed, suspended)
+                 ▲                    │ ▲  │ too slow, or the script has failed
+                 │            Rejoin ◄┘─┘  │
+                 └──────── Delete ◄────────┴──── dead (preempted, failed, suspended)
 
-Every recreation waits twice as long for the hosts to join; after the last one it gives up.
+Hosts that are there and have lost Ray (a raylet was killed, the head was started anew) join again as they
+are. Every recreation waits twice as long for the hosts to join; after the last one it gives up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 from regrow.errors import UsageError
 
 Condition: TypeAlias = Literal["absent", "coming", "ready", "dead"]
+
+
+_LAPSED_S: Final = 1.0
+_REJOINS: Final = 2
 
 
 @final
@@ -48,6 +54,7 @@ class Sight:
         joined: Hosts in the Ray cluster.
         expected: Hosts that there are to be.
         script_error: What a startup script said that has failed; empty if none has.
+        lapsed: Whether the scripts of all missing hosts have ended well: nothing is under way.
     """
 
     condition: Condition
@@ -55,6 +62,7 @@ class Sight:
     joined: int
     expected: int
     script_error: str = ""
+    lapsed: bool = False
 
 
 @final
@@ -69,6 +77,12 @@ class Delete:
     """Delete it, to make it anew."""
 
     reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rejoin:
+    """Have the missing hosts join again as they are."""
 
 
 @final
@@ -94,7 +108,7 @@ class GiveUp:
     reason: str
 
 
-Action: TypeAlias = Create | Delete | Wait | Done | GiveUp
+Action: TypeAlias = Create | Delete | Rejoin | Wait | Done | GiveUp
 
 
 @final
@@ -112,6 +126,8 @@ class Readiness:
         self._policy = policy
         self._made_anew = 0
         self._ready_since: float | None = None
+        self._lapsed_since: float | None = None
+        self._rejoins = 0
         self._told: tuple[object, ...] = ()
         self._pause_s = 0.0
 
@@ -146,13 +162,27 @@ class Readiness:
                 f"only {sight.joined} of {sight.expected} hosts of {self._tpu} joined the Ray "
                 f"cluster within {self.join_s:g} s"
             )
+        if self._has_lapsed(sight.lapsed, now) and self._rejoins < _REJOINS:
+            self._rejoins += 1
+            self._lapsed_since = None
+            return Rejoin()
         detected = (
             f"Detected {sight.joined} of {sight.expected} hosts of {self._tpu} in the cluster"
         )
         return self._wait(sight, f"{detected}, waiting for them to join...")
 
+    def _has_lapsed(self, lapsed: bool, now: float) -> bool:
+        """Whether nothing has been under way for a while: Ray may hear of a new node a bit later."""
+        if not lapsed:
+            self._lapsed_since = None
+            return False
+        if self._lapsed_since is None:
+            self._lapsed_since = now
+        return now - self._lapsed_since >= _LAPSED_S
+
     def _again(self, reason: str) -> Action:
         self._ready_since = None
+        self._rejoins = 0
         if self._made_anew >= self._policy.recreations:
             tries = self._made_anew + 1
             return GiveUp(f"{reason} (tried {tries} times)" if tries > 1 else reason)

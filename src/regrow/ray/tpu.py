@@ -318,18 +318,26 @@ class TpuController:
 
     # --- commands and files ---
 
-    def run(self, command: str, tell: Tell, *, batch_size: int | None = None) -> list[Result]:
-        """Runs a command on all hosts.
+    def run(
+        self,
+        command: str,
+        tell: Tell,
+        *,
+        batch_size: int | None = None,
+        hosts: Sequence[Host] = (),
+    ) -> list[Result]:
+        """Runs a command on hosts.
 
         Args:
             command: For a shell.
             tell: Is given each line that a host prints.
             batch_size: On how many hosts at once; default: all.
+            hosts: Which; default: all.
 
         Raises:
             CloudApiError: If a slice is not READY.
         """
-        hosts = self._reachable_hosts()
+        hosts = hosts or self._reachable_hosts()
         shell = self._shell
         return run_everywhere(
             hosts,
