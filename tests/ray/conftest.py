@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from cloud_server import LocalCloud
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cloud_server import LocalCloud
+from rays import LONG, raylet_at, until
 
 from regrow.cloud.bodies import NodeRequest
 from regrow.cloud.client import CloudClient
@@ -29,14 +29,6 @@ from regrow.ray.head import RayHead
 
 PLACE = Place("p", "us-central2-b")
 V4_16 = NodeRequest(runtime_version="tpu-ubuntu2204-base", type="V4", topology="2x2x2")
-LONG = 300.0
-
-
-def until(condition: Callable[[], object], timeout_s: float = LONG) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 class World:
@@ -182,7 +174,7 @@ class Trains:
         try:
             restarts = RestartPolicy(preemptions=3)
             self.world.run(*self._arguments, restarts=restarts, directory=self.directory)
-        except BaseException as error:  # noqa: B036
+        except BaseException as error:
             self.error = error
 
     def writes(self) -> list[list[int]]:
@@ -199,15 +191,7 @@ class Trains:
 
 
 def raylet_of(world: World, rank: int) -> int:
-    address = world.controller.joined()[rank].address
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0].endswith(b"/raylet") and f"--node_ip_address={address}".encode() in words:
-            return int(entry.name)
-    raise AssertionError("no raylet")
+    return raylet_at(world.controller.joined()[rank].address)
 
 
 @pytest.mark.slow
@@ -254,7 +238,7 @@ def test_a_startup_script_that_fails_is_told_in_its_own_words(world: World) -> N
         policy=JoinPolicy(join_s=60, recreations=1),
     )
     try:
-        with pytest.raises(RayError, match="exit status 3: Error: no such disk .tried 2 times"):
+        with pytest.raises(RayError, match=r"exit status 3: Error: no such disk \(tried 2 times"):
             controller.ensure_ready(timeout_s=LONG)
     finally:
         controller.delete()

@@ -65,6 +65,7 @@ def to_ray_config(
 
     Raises:
         UsageError: If the flags do not go together.
+        NoClusterError: If no Ray head answers.
     """
     if launcher != "ray":
         given = {"--address": address, "--resources": resources}
@@ -72,11 +73,12 @@ def to_ray_config(
         if wrong:
             raise UsageError(f"{' and '.join(wrong)} need --launcher ray")
         return None
-    from regrow.ray.cluster import require_ray
+    from regrow.ray.cluster import knock, require_ray
 
     require_ray()
-    wanted = parse_resources(resources or '{"CPU": 1}')
-    return RayConfig(ray_address(address), wanted, strategy)
+    config = RayConfig(ray_address(address), parse_resources(resources or '{"CPU": 1}'), strategy)
+    knock(config.address)
+    return config
 
 
 LAUNCHER_OPTIONS: Final[list[Callable[[Any], Any]]] = [

@@ -28,6 +28,7 @@ from regrow.errors import LaunchError, RegrowError
 from regrow.launchers.template import pack, unpack
 from regrow.processes import die_with_parent, set_name
 from regrow.ray.causes import one_line
+from regrow.ray.cluster import knock
 from regrow.ray.places import SLICE_LABEL, describe, lacking, slice_names
 
 Key: TypeAlias = tuple[int, int]
@@ -211,6 +212,10 @@ def connect(address: str) -> None:
     """
     import ray
 
+    try:
+        knock(address)
+    except RegrowError as error:
+        raise LaunchError(str(error)) from None
     # Where Ray's workers find our modules; they are of this machine.
     paths = os.pathsep.join(path for path in sys.path if path and Path(path).is_dir())
     try:

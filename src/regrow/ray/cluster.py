@@ -115,7 +115,7 @@ class RayCluster:
         """
         self.version = require_ray()
         self.address = _checked(address or os.environ.get(ADDRESS_VARIABLE, ""))
-        _knock(self.address)
+        knock(self.address)
         with _told_in_one_line(self.address):
             self._gcs = _gcs_client(self.address)
             self.dashboard = dashboard or self._ask_dashboard()
@@ -230,7 +230,7 @@ class KeyReader:
         Raises:
             NoClusterError: If no head answers there.
         """
-        _knock(address)
+        knock(address)
         with _told_in_one_line(address):
             self._gcs = _gcs_client(address)
         self._address = address
@@ -255,8 +255,14 @@ def _checked(address: str) -> str:
     return address
 
 
-def _knock(address: str) -> None:
-    """Ray itself would try for 40 s."""
+def knock(address: str) -> None:
+    """Returns if a head listens there; Ray itself would try for 40 s.
+
+    Raises:
+        UsageError: If that is no address.
+        NoClusterError: If none does.
+    """
+    _checked(address)
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()

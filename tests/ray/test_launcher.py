@@ -1,0 +1,138 @@
+"""Regrow's slices on a Ray cluster of several raylets, of which one is killed and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rays import LONG, raylet_at, until
+
+from regrow import LocalCluster
+from regrow.config import RayConfig
+from regrow.errors import ClusterStartError
+from regrow.ray.head import RayHead
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+NODES = ("127.61.0.1", "127.61.0.2")
+
+
+def start_node(head: RayHead, address: str) -> None:
+    head.start_node(
+        f"--node-ip-address={address}",
+        "--num-cpus=1",
+        '--resources={"tpu_host": 1}',
+        "--include-log-monitor=false",
+    )
+
+
+@pytest.fixture(scope="module")
+def two_nodes(head: RayHead) -> RayHead:
+    for address in NODES:
+        start_node(head, address)
+    return head
+
+
+@pytest.fixture
+def cluster(two_nodes: RayHead) -> Iterator[LocalCluster]:
+    ray = RayConfig(two_nodes.address, {"tpu_host": 1})
+    with LocalCluster(2, 2, restore_after=0.5, ray=ray, start_timeout_s=LONG) as cluster:
+        yield cluster
+
+
+SUM = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+mesh = Mesh(np.array(jax.devices()), ("x",))
+x = jax.device_put(np.arange(8.0), NamedSharding(mesh, PartitionSpec("x")))
+print(jax.jit(lambda x: x.sum())(x))
+"""
+
+
+def total(cluster: LocalCluster) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", SUM],
+        env=os.environ | cluster.env,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def node_of(pid: int) -> str:
+    """The address of the raylet that a worker descends from."""
+    while pid > 1:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if words[0].endswith(b"/raylet"):
+            told = next(word for word in words if word.startswith(b"--node_ip_address="))
+            return told.partition(b"=")[2].decode()
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    raise AssertionError("no raylet above it")
+
+
+def test_slices_survive_the_death_of_a_node_and_return_with_it(
+    cluster: LocalCluster, two_nodes: RayHead
+) -> None:
+    assert total(cluster) == "28.0"
+    pids = [one.pids[0] for one in cluster.slices]
+    homes = [node_of(pid) for pid in pids]
+    assert sorted(homes) == sorted(NODES), "a slice each"
+    os.kill(raylet_at(homes[1]), signal.SIGKILL)
+    until(lambda: cluster.slices[1].state != "up")
+    until(lambda: not Path(f"/proc/{pids[1]}").exists())
+    assert cluster.slices[0].pids == (pids[0],), "the other one goes on"
+    start_node(two_nodes, homes[1])
+    cluster.wait_healthy(LONG)
+    assert total(cluster) == "28.0"
+    assert node_of(cluster.slices[1].pids[0]) == homes[1]
+
+
+def test_faults_of_slices_are_what_they_are_on_one_machine(cluster: LocalCluster) -> None:
+    cluster.kill(0)
+    story = "\n".join(cluster.slices[0].story)
+    assert "SIGKILL (signal 9)" in story, "its actor told how it ended"
+    cluster.wait_healthy(LONG)
+    cluster.stop(1)
+    until(lambda: cluster.slices[1].state == "lost" or cluster.slices[1].incarnation > 1)
+    cluster.wait_healthy(LONG)
+    assert total(cluster) == "28.0"
+
+
+def test_the_bridge_is_killed_and_slices_come_back(cluster: LocalCluster) -> None:
+    bridge = next(
+        int(entry.name)
+        for entry in Path("/proc").glob("[0-9]*")
+        if _is_bridge(entry, cluster.head_pid)
+    )
+    os.kill(bridge, signal.SIGKILL)
+    until(lambda: any(one.incarnation > 1 for one in cluster.slices))
+    cluster.wait_healthy(LONG)
+    assert total(cluster) == "28.0"
+
+
+def _is_bridge(entry: Path, parent: int) -> bool:
+    try:
+        words = (entry / "cmdline").read_bytes()
+        stat = (entry / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return b"regrow.ray.bridge" in words and int(stat[1]) == parent
+
+
+def test_a_resource_that_nobody_has(two_nodes: RayHead) -> None:
+    ray = RayConfig(two_nodes.address, {"unheard_of": 1})
+    with pytest.raises(ClusterStartError, match=r"needs a node with .*unheard_of.*only 0 of the 3"):
+        LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=LONG)
+
+
+def test_no_ray_head() -> None:
+    ray = RayConfig("127.0.0.1:1", {"CPU": 1})
+    with pytest.raises(ClusterStartError, match=r"no Ray head answers at 127\.0\.0\.1:1 "):
+        LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=LONG)
