@@ -32,7 +32,7 @@ from regrow.ray.cluster import knock
 from regrow.ray.places import SLICE_LABEL, describe, lacking, slice_names
 
 Key: TypeAlias = tuple[int, int]
-_ACTOR_S: Final = 30.0
+_ACTOR_S: Final = 60.0
 
 
 @final
@@ -104,8 +104,11 @@ class Bridge:
         group = await self._group(key, request["hosts"])
         actor = _actor(group.placement, host, self._resources)
         group.hosts[host] = actor
-        async with asyncio.timeout(_ACTOR_S):
-            answer = await actor.start.remote(request["told"])
+        try:
+            async with asyncio.timeout(_ACTOR_S):
+                answer = await actor.start.remote(request["told"])
+        except TimeoutError:
+            raise LaunchError(f"waited {_ACTOR_S:g} s for Ray to start its actor") from None
         if "error" in answer:
             raise LaunchError(answer["error"])
         return actor, int(answer["pid"])

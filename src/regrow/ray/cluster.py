@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import logging
 import os
 import re
@@ -39,12 +40,13 @@ def require_ray() -> str:
         UnsupportedError: If it is not installed.
     """
     try:
-        import ray
-    except ImportError:
+        # To import it takes a second, and some callers only want to know.
+        version = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
         raise UnsupportedError("this needs Ray: pip install 'regrow[ray]'") from None
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
-    return str(ray.__version__)
+    return version
 
 
 @final
