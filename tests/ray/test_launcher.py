@@ -15,6 +15,7 @@ from rays import LONG, raylet_at, until
 from regrow import LocalCluster
 from regrow.config import RayConfig
 from regrow.errors import ClusterStartError
+from regrow.processes import ancestor
 from regrow.ray.head import RayHead
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -66,32 +67,23 @@ def total(cluster: LocalCluster) -> str:
     return done.stdout.strip()
 
 
-def node_of(pid: int) -> str:
-    """The address of the raylet that a worker descends from."""
-    while pid > 1:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if words[0].endswith(b"/raylet"):
-            told = next(word for word in words if word.startswith(b"--node_ip_address="))
-            return told.partition(b"=")[2].decode()
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    raise AssertionError("no raylet above it")
-
-
 def test_slices_survive_the_death_of_a_node_and_return_with_it(
     cluster: LocalCluster, two_nodes: RayHead
 ) -> None:
     assert total(cluster) == "28.0"
     pids = [one.pids[0] for one in cluster.slices]
-    homes = [node_of(pid) for pid in pids]
-    assert sorted(homes) == sorted(NODES), "a slice each"
-    os.kill(raylet_at(homes[1]), signal.SIGKILL)
+    homes = {ancestor(pid, "raylet"): index for index, pid in enumerate(pids)}
+    nodes = {address: raylet_at(address) for address in NODES}
+    assert set(homes) == set(nodes.values()), "a slice each"
+    lost = next(address for address, raylet in nodes.items() if homes[raylet] == 1)
+    os.kill(nodes[lost], signal.SIGKILL)
     until(lambda: cluster.slices[1].state != "up")
     until(lambda: not Path(f"/proc/{pids[1]}").exists())
     assert cluster.slices[0].pids == (pids[0],), "the other one goes on"
-    start_node(two_nodes, homes[1])
+    start_node(two_nodes, lost)
     cluster.wait_healthy(LONG)
     assert total(cluster) == "28.0"
-    assert node_of(cluster.slices[1].pids[0]) == homes[1]
+    assert ancestor(cluster.slices[1].pids[0], "raylet") == raylet_at(lost)
 
 
 def test_faults_of_slices_are_what_they_are_on_one_machine(cluster: LocalCluster) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import getpass
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,7 @@ import click
 from regrow.cli import complain
 from regrow.cli.options import seconds
 from regrow.cli.ray_coordinator import coordinator
-from regrow.cli.ray_options import address_option, ray_address
+from regrow.cli.ray_options import address_option, parse_resources, ray_address
 from regrow.cli.report import count, say
 from regrow.cli.tpu_options import at_place, duration, ended_by_sigterm
 from regrow.cloud.bodies import NodeRequest, parse_pairs
@@ -23,6 +24,7 @@ from regrow.errors import RayJobError
 if TYPE_CHECKING:
     from regrow.cloud.client import CloudClient
     from regrow.cloud.names import Place
+    from regrow.ray.head import HeadEntry
 
 JOB_FAILED_STATUS: Final = 1
 _MANY: Final = 100
@@ -41,6 +43,35 @@ command.add_command(coordinator)
 @command.group("head")
 def head() -> None:
     """The head of a Ray cluster on this machine."""
+
+
+def _node_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--node-cpus", type=click.IntRange(0), default=1, show_default=True),
+        click.option(
+            "--resources",
+            default='{"tpu_host": 1}',
+            show_default=True,
+            metavar="JSON",
+            help="What each further node has.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def _add_node(entry: HeadEntry, resources: dict[str, float], node_cpus: int) -> None:
+    address = entry.add_node(resources, node_cpus)
+    say(f"a node with {json.dumps(resources)} is up at {address}")
+
+
+@head.command("add-node")
+@_node_options
+def add_node(resources: str, node_cpus: int) -> None:
+    """Start a further node on this machine."""
+    from regrow.ray.head import HeadEntry
+
+    _add_node(HeadEntry(), parse_resources(resources), node_cpus)
 
 
 @head.command("up")
@@ -64,12 +95,20 @@ def head() -> None:
     metavar="SECONDS",
     help="A node that is silent for so long is dead; a killed one after a second.  [default: 5]",
 )
-def up(**values: Any) -> None:
+@click.option(
+    "--nodes", type=click.IntRange(0), default=0, show_default=True, help="Further ones, here."
+)
+@_node_options
+def up(nodes: int, resources: str, node_cpus: int, **values: Any) -> None:
     """Start it; it goes on until `regrow ray head down`."""
     from regrow.ray.head import HeadEntry
 
-    started = HeadEntry().up(**values)
+    wanted = parse_resources(resources)
+    entry = HeadEntry()
+    started = entry.up(**values)
     say(f"a Ray head is up at {started.address}, its dashboard at {started.dashboard}")
+    for _ in range(nodes):
+        _add_node(entry, wanted, node_cpus)
     say(f"further nodes: ray start --address={started.address}; its end: regrow ray head down")
 
 

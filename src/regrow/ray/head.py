@@ -29,7 +29,7 @@ from typing import Final, final
 
 from regrow.errors import ClusterStartError, NoClusterError, UsageError, WaitTimeout
 from regrow.home import Home
-from regrow.processes import RUN_MARK, end_all, end_run, marked, python_argv
+from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python_argv
 from regrow.ray.causes import one_line
 from regrow.ray.cluster import require_ray
 from regrow.ray.settings import HANG_AFTER_S, health_environ
@@ -45,6 +45,8 @@ _ADDRESS: Final = re.compile(r"ray start --address='([^']+)'")
 _DASHBOARD: Final = re.compile(r"RAY_API_SERVER_ADDRESS='(http://[^']+)'")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST_TEMP_DIR: Final = 40
+_FIRST_BLOCK: Final = 16
+_BLOCKS: Final = 32
 
 
 @final
@@ -67,7 +69,7 @@ class RayHead:
     @property
     def runs(self) -> bool:
         """Whether its controller (GCS) runs."""
-        return any(_program(pid) == "gcs_server" for pid in marked(self.run_id))
+        return any(name_of(pid) == "gcs_server" for pid in marked(self.run_id))
 
     def start_node(self, *options: str, environ: Mapping[str, str] | None = None) -> None:
         """Starts a further node on this machine, marked as the head's.
@@ -86,6 +88,22 @@ class RayHead:
             _ray_start(words, self.run_id, environ or {}, _NODE_START_S)
         finally:
             os.close(descriptor)
+
+    def add_node(self, resources: Mapping[str, float], num_cpus: int = 1) -> str:
+        """Starts a further node on an address of its own; returns that.
+
+        Raises:
+            ClusterStartError: If it does not start.
+        """
+        block = _FIRST_BLOCK + int(self.run_id[-4:], 16) % _BLOCKS
+        address = f"127.{block}.{secrets.randbelow(200) + 1}.{secrets.randbelow(250) + 1}"
+        self.start_node(
+            f"--node-ip-address={address}",
+            f"--num-cpus={num_cpus}",
+            f"--resources={json.dumps(dict(resources))}",
+            "--include-log-monitor=false",
+        )
+        return address
 
     def end(self) -> None:
         """Ends all its processes, and those of nodes started from it, and what they left."""
@@ -185,12 +203,6 @@ def _telling(text: str) -> str:
     return one_line((errors or lines or ["it gave no reason"])[-1])
 
 
-def _program(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
-    return ""
-
-
 @final
 class HeadEntry:
     """The head that REGROW_HOME knows of."""
@@ -253,6 +265,15 @@ class HeadEntry:
             draft.write_text(json.dumps(dataclasses.asdict(head)), encoding="utf-8")
             draft.replace(self._file)
             return head
+
+    def add_node(self, resources: Mapping[str, float], num_cpus: int) -> str:
+        """Starts a further node of the head that runs, on this machine; returns its address.
+
+        Raises:
+            NoClusterError: If none runs.
+            ClusterStartError: If it does not start.
+        """
+        return self.find().add_node(resources, num_cpus)
 
     def down(self) -> RayHead:
         """Ends the head; returns what it was.
