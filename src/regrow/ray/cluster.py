@@ -29,7 +29,11 @@ _TIMEOUT_S: Final = (5.0, 60.0)
 _KV_S: Final = 5.0
 _VERSION: Final = re.compile(r"[Vv]ersion mismatch[^\n]*(?:\n[^\n]*){0,3}")
 # They tell of each upload and each connection on standard error.
-_TALKATIVE: Final = ("ray.dashboard", "ray._private.runtime_env.packaging")
+_TALKATIVE: Final = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
 _environ_lock = threading.Lock()
 
 
@@ -44,8 +48,6 @@ def require_ray() -> str:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
         raise UnsupportedError("this needs Ray: pip install 'regrow[ray]'") from None
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.WARNING)
     return version
 
 
@@ -211,9 +213,18 @@ class RayCluster:
             self._jobs.stop_job(job_id)
 
     async def follow(self, job_id: str) -> AsyncIterator[str]:
-        """What a job prints, until it ends; what its node has lost is not there any more."""
-        async for text in self._jobs.tail_job_logs(job_id):
-            yield str(text)
+        """What a job prints, until it ends; what its node has lost is not there any more.
+
+        Raises:
+            NoClusterError: If the connection breaks.
+        """
+        from aiohttp import ClientError
+
+        try:
+            async for text in self._jobs.tail_job_logs(job_id):
+                yield str(text)
+        except (ClientError, RuntimeError, OSError) as error:
+            raise NoClusterError(f"the log of {job_id} ends: {error}") from None
 
     # --- key-value store ---
 
@@ -282,6 +293,9 @@ def _gcs_client(address: str) -> Any:
 
 def _job_client(dashboard: str) -> Any:
     from ray.job_submission import JobSubmissionClient
+
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
     class Client(JobSubmissionClient):  # type: ignore[misc]
         """With a deadline for each request, of which Ray has none."""

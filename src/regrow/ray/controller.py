@@ -54,6 +54,8 @@ _LOOK_S: Final = 0.5
 _LATE: Final = "timed out during startup"
 _STOP_S: Final = 15.0
 _CLAIM_S: Final = 30.0
+_LOG_S: Final = 30.0
+_LOST_LOG_S: Final = 1.0
 _FIRST_PORT: Final = 20_000
 _PORTS: Final = 10_000
 
@@ -354,7 +356,8 @@ class RayTpuController:
                 raise
             if verdict.kind != "succeeded":
                 self._stop_all(job, ids)
-            logs.settle()
+            # A node that is gone says no more, and its job is to run elsewhere soon.
+            logs.settle(_LOST_LOG_S if verdict.kind == "preempted" else _LOG_S)
             if verdict.kind == "succeeded":
                 return verdict, ""
             cause = why(verdict.cause, logs.tail(verdict.rank))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Final, final
 
+from regrow.errors import NoClusterError
 from regrow.processes import tail
 from regrow.ray.cluster import RayCluster
 
@@ -65,11 +67,12 @@ class LogKeeper:
         course = self._follow(rank, job_id)
         self._following.append(asyncio.run_coroutine_threadsafe(course, self._loop))
 
-    def settle(self, timeout_s: float = _END_S) -> None:
-        """Waits a moment for the rest of jobs that have ended."""
+    def settle(self, timeout_s: float) -> None:
+        """Waits for the rest of jobs that have ended, all in all so long."""
+        deadline = time.monotonic() + timeout_s
         for future in self._following:
             with contextlib.suppress(Exception):
-                future.result(timeout_s)
+                future.result(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Stops following."""
@@ -94,7 +97,7 @@ class LogKeeper:
             for _ in range(_RETRIES):
                 # What was read before a connection broke is sent again from the beginning.
                 skip = seen
-                with contextlib.suppress(RuntimeError, OSError, asyncio.TimeoutError):
+                with contextlib.suppress(NoClusterError):
                     async for text in self._cluster.follow(job_id):
                         fresh = text[min(skip, len(text)) :]
                         skip -= len(text) - len(fresh)
