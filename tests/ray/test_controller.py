@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +122,30 @@ time.sleep(1000)
     assert "failed, rank 1: ValueError: no such layer" in str(error.value)
     assert "\n" not in str(error.value)
     assert not [job for job in world.cluster.jobs() if job.runs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "status"), [("print(7 * 6)", 0), ("raise SystemExit(9)", 1)])
+def test_the_command_tells_success_from_failure(
+    world: World, head: RayHead, tmp_path: Path, script: str, status: int
+) -> None:
+    where = ["--project", "p", "--zone", "us-central2-b", "--endpoint", world.client.endpoint]
+    words = ["ray", "job", "--tpu", "t", "--address", head.address, "--log-dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "regrow", *words, *where, "--", "python3", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    if status == 0:
+        assert sorted(line for line in done.stdout.splitlines() if line.endswith(" 42")) == [
+            "[rank 0] 42",
+            "[rank 1] 42",
+        ]
+    else:
+        assert "job t failed: failed, rank " in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -128,3 +128,23 @@ def test_no_ray_head() -> None:
     ray = RayConfig("127.0.0.1:1", {"CPU": 1})
     with pytest.raises(ClusterStartError, match=r"no Ray head answers at 127\.0\.0\.1:1 "):
         LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=LONG)
+
+
+TRAINING = Path(__file__).parents[1] / "chaos" / "programs" / "proved_training.py"
+
+
+def test_a_training_that_loses_a_node_computes_what_it_does_without(two_nodes: RayHead) -> None:
+    two_nodes.add_node({"tpu_host": 1})
+    where = ["--launcher", "ray", "--address", two_nodes.address, "--resources", '{"tpu_host": 1}']
+    sizes = ["--slices", "2", "--devices-per-slice", "1", "--restore-after", "0.2"]
+    training = ["--chaos", "killnode:1@step=5", str(TRAINING), "--steps", "30", "--pace", "0.1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "regrow", "prove", *where, *sizes, *training],
+        capture_output=True,
+        text=True,
+        timeout=2 * LONG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("verdict: bit-equal: 30 losses"), done.stdout
+    assert "slices lost: 1" in done.stdout
