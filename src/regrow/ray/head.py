@@ -32,7 +32,7 @@ from regrow.home import Home
 from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python_argv
 from regrow.ray.causes import one_line
 from regrow.ray.cluster import require_ray
-from regrow.ray.settings import HANG_AFTER_S, health_environ
+from regrow.ray.settings import HANG_AFTER_S, START_ENVIRON, health_environ
 from regrow.ray.startup import START_LOCK
 
 DEFAULT_PORT: Final = 6379
@@ -171,9 +171,9 @@ def start_head(
 def _ray_start(words: Sequence[str], run_id: str, more: Mapping[str, str], limit_s: float) -> str:
     """Runs `ray start`; returns what it says."""
     argv = python_argv("regrow.ray.start", "--disable-usage-stats", *words)
-    # RAY_ADDRESS is for clients; RAY_USAGE_STATS: nobody else is told of this cluster.
+    # RAY_ADDRESS is for clients.
     environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environ |= {RUN_MARK: run_id, "RAY_USAGE_STATS_ENABLED": "0"} | dict(more)
+    environ |= START_ENVIRON | {RUN_MARK: run_id} | dict(more)
     # What it starts keeps our pipes open: a file can be read all the same.
     with tempfile.TemporaryFile("w+") as output:
         started = subprocess.Popen(

@@ -15,6 +15,14 @@ _QUESTIONS: Final = 3
 _PERIOD_S: Final = 0.3
 _FIRST_S: Final = 1.0
 
+START_ENVIRON: Final = {
+    # A raylet ends itself if its agents, whose imports take long on a busy machine, are not up by then.
+    "RAY_agent_register_timeout_ms": "150000",
+    "RAY_raylet_start_wait_time_s": "150",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""The variables with which raylets are started on this machine."""
+
 
 def health_environ(hang_after_s: float = HANG_AFTER_S) -> dict[str, str]:
     """The variables with which a head is started.

@@ -11,6 +11,7 @@ from typing import Final, final
 
 import regrow
 from regrow.errors import UsageError
+from regrow.ray.settings import START_ENVIRON
 
 NAMESPACE: Final = "regrow"
 """Of the guest attributes by which a host tells how its script went."""
@@ -129,7 +130,8 @@ class Joining:
             f"--resources='{resources}'",
             f"--labels=regrow-tpu={self.tpu},regrow-generation={self.generation},regrow-rank=$rank",
         ]
-        return "  RAY_USAGE_STATS_ENABLED=0 " + " \\\n    ".join(words)
+        environ = " ".join(f"{name}={value}" for name, value in START_ENVIRON.items())
+        return f"  {environ} \\\n    " + " \\\n    ".join(words)
 
 
 def check_tpu_name(name: str) -> str:
