@@ -197,6 +197,14 @@ def down() -> None:
     help="How long hosts may take to join; then the TPU is made anew.",
 )
 @click.option("--recreations", type=int, default=3, show_default=True, metavar="N")
+@click.option(
+    "--ready-timeout",
+    "ready_s",
+    type=duration,
+    default="1h",
+    show_default=True,
+    help="How long the TPU and its hosts may take in all, for each attempt.",
+)
 @click.option("--delete", "delete_after", is_flag=True, help="Delete the TPU at the end.")
 @click.option(
     "--log-dir",
@@ -218,6 +226,7 @@ def job(
     startup_script: Path | None,
     join_s: float,
     recreations: int,
+    ready_s: float,
     log_dir: Path,
     **values: Any,
 ) -> int:
@@ -256,7 +265,7 @@ def job(
 
     try:
         with ended_by_sigterm():
-            controller.run(rank_job, restarts=policy, tell=tell)
+            controller.run(rank_job, restarts=policy, tell=tell, ready_timeout_s=ready_s)
     except RayJobError as error:
         return complain(str(error), JOB_FAILED_STATUS)
     finally:

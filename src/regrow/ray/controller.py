@@ -56,6 +56,7 @@ _STOP_S: Final = 15.0
 _CLAIM_S: Final = 30.0
 _LOG_S: Final = 30.0
 _LOST_LOG_S: Final = 1.0
+_STOCKOUT_S: Final = 15.0
 _FIRST_PORT: Final = 20_000
 _PORTS: Final = 10_000
 
@@ -178,19 +179,23 @@ class RayTpuController:
         if missing:
             self._say(f"Starting Ray again on {len(missing)} hosts of {self._spec.name}")
             script = self._joining(generation).text()
-            self.tpu.run(f"bash -c {shlex.quote(script)}", lambda *_: None, hosts=missing)
+            user = "" if self.tpu.is_local else "sudo "
+            self.tpu.run(f"{user}bash -c {shlex.quote(script)}", lambda *_: None, hosts=missing)
 
     def delete(self, *, timeout_s: float = 600.0) -> bool:
         """Deletes the TPU; False if there was none."""
         return self.tpu.delete(timeout_s=timeout_s)
 
-    def ensure_ready(self, *, timeout_s: float = 3600.0) -> dict[int, RayNode]:
+    def ensure_ready(
+        self, *, timeout_s: float = 3600.0, patient: bool = False
+    ) -> dict[int, RayNode]:
         """Makes the TPU if there is none, and waits until all of its hosts have joined.
 
         One whose hosts do not join, or which is dead, is made anew, as often as the policy allows.
 
         Args:
             timeout_s: How long all of that may take, in seconds.
+            patient: Whether to try again, in that time, where there is no capacity.
 
         Returns:
             Its hosts, by rank.
@@ -213,7 +218,7 @@ class RayTpuController:
                     self._say(f"Ray already started on each of {sight.expected} hosts.")
                     return nodes
                 case Create():
-                    self._create_missing(deadline - now)
+                    self._create_missing(deadline - now, patient=patient)
                 case Rejoin():
                     self._rejoin_quietly()
                 case Delete():
@@ -271,13 +276,16 @@ class RayTpuController:
             if error.code not in (Code.NOT_FOUND, Code.FAILED_PRECONDITION):
                 raise
 
-    def _create_missing(self, timeout_s: float) -> None:
+    def _create_missing(self, timeout_s: float, *, patient: bool) -> None:
         self._say("TPU is not found, create tpu...")
         try:
             self.create(timeout_s=max(1.0, timeout_s))
         except CloudApiError as error:
+            if patient and error.code is Code.RESOURCE_EXHAUSTED:
+                self._say(f"{error}: tried again in {_STOCKOUT_S:g} s")
+                time.sleep(min(_STOCKOUT_S, max(0.0, timeout_s)))
             # Somebody else was quicker, or deletes what we make: the next look tells.
-            if error.code not in (Code.ALREADY_EXISTS, Code.NOT_FOUND, Code.ABORTED):
+            elif error.code not in (Code.ALREADY_EXISTS, Code.NOT_FOUND, Code.ABORTED):
                 raise
 
     def _delete_quietly(self, timeout_s: float) -> None:
@@ -319,7 +327,7 @@ class RayTpuController:
             left_s = budgets.left_s(time.monotonic())
             if left_s <= 0:
                 raise WaitTimeout(f"job {job.name} to end", policy.deadline_s)
-            nodes = self.ensure_ready(timeout_s=min(ready_timeout_s, left_s))
+            nodes = self.ensure_ready(timeout_s=min(ready_timeout_s, left_s), patient=number > 1)
             verdict, text = self._attempt(job, number, nodes, budgets, tell)
             decision = budgets.after(verdict.kind, time.monotonic())
             if isinstance(decision, Again):
@@ -347,7 +355,7 @@ class RayTpuController:
         with LogKeeper(self.cluster, directory, tell) as logs:
             ids: dict[int, str] = {}
             try:
-                ids = self._submit(job, number, token, nodes)
+                self._submit(job, number, token, nodes, ids)
                 self._say(f"Queued {len(ids)} jobs; their logs are in {directory}")
                 verdict = self._watch(job, ids, logs, budgets)
             except BaseException:
@@ -402,11 +410,16 @@ class RayTpuController:
             time.sleep(_LOOK_S)
 
     def _submit(
-        self, job: RankJob, number: int, token: str, nodes: Mapping[int, RayNode]
-    ) -> dict[int, str]:
+        self,
+        job: RankJob,
+        number: int,
+        token: str,
+        nodes: Mapping[int, RayNode],
+        ids: dict[int, str],
+    ) -> None:
+        """Submits a job for each rank; tells as it goes in `ids` what has been submitted."""
         generation = self._generation(self.tpu.view().nodes)
         meeting = f"{nodes[0].address}:{_FIRST_PORT + int(token[:6], 16) % _PORTS}"
-        ids: dict[int, str] = {}
         for rank in range(self._hosts):
             attempt = AttemptId(
                 job=job.name,
@@ -416,14 +429,14 @@ class RayTpuController:
                 ranks=self._hosts,
                 directory=str(Path(job.directory).absolute()) if job.directory else "",
             )
-            ids[rank] = self.cluster.submit(
+            ids[rank] = f"regrow-{job.name}-{token[:6]}-{rank}"
+            self.cluster.submit(
                 job.entrypoint(),
-                job_id=f"regrow-{job.name}-{token[:6]}-{rank}",
+                job_id=ids[rank],
                 resources={rank_resource(self._spec.name, generation, rank): 1},
                 metadata=job.metadata(self._spec.name, attempt),
                 runtime_env=job.runtime_env(attempt, self._variables(rank, meeting)),
             )
-        return ids
 
     def _variables(self, rank: int, meeting: str) -> dict[str, str]:
         """What JAX needs to know where it does not ask a TPU's metadata server."""

@@ -58,8 +58,7 @@ exit $status
 # A host of the local Cloud TPU shares this machine and its Ray with us.
 _LOCAL_PREPARE: Final = "  export PATH={path}:$PATH"
 _REAL_PREPARE: Final = """\
-  mkdir -p /dev/shm
-  mount -t tmpfs -o size=100g tmpfs /dev/shm
+  mount -o remount,size=100g /dev/shm
   for pause in 5 10 0; do
     pip3 install --quiet 'ray[default]=={version}' && break
     [ "$pause" != 0 ] && sleep "$pause"
