@@ -31,7 +31,6 @@ from regrow.processes import (
     RUN_MARK,
     Child,
     boot_id,
-    end_child,
     python_argv,
     spawn,
     telling_line,
@@ -42,6 +41,7 @@ log = logging.getLogger(__name__)
 _BRIDGE: Final = "regrow.ray.bridge"
 _PATIENCE: Final = 0.8
 _CAUSE_S: Final = 0.25
+_END_S: Final = 5.0
 _BACKOFF_S: Final = (0.2, 1.0, 5.0)
 
 
@@ -274,7 +274,8 @@ class RayLauncher:
         if self._reading is not None:
             self._reading.cancel()
         self._socket.close()
-        await asyncio.to_thread(end_child, self._child.pid)
+        self._child.send(signal.SIGKILL)
+        await asyncio.to_thread(self._child.wait, _END_S)
         await self._local.close()
 
     def _forget(self, spec: HostSpec) -> None:
