@@ -5,6 +5,7 @@ python -m regrow.ray.start [--head] …    the words of `ray start`
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any, Final
@@ -27,9 +28,20 @@ def _be_patient() -> None:
             except RuntimeError:
                 if time.monotonic() > deadline:
                     raise
+                if _a_child_has_died():
+                    raise SystemExit("Error: a process of Ray has died at its start") from None
                 time.sleep(_POLL_S)
 
     services.get_node = get_node
+
+
+def _a_child_has_died() -> bool:
+    """Whether the raylet, say, is there to be reaped."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return ended is not None
 
 
 def main() -> None:
