@@ -81,7 +81,7 @@ class RayHead:
         Raises:
             ClusterStartError: If it does not start.
         """
-        words = [f"--address={self.address}", "--dashboard-agent-listen-port=0", *options]
+        words = [f"--address={self.address}", *options]
         descriptor = os.open(START_LOCK, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -151,7 +151,6 @@ def start_head(
         f"--num-cpus={num_cpus}",
         "--include-dashboard=true",
         f"--dashboard-port={dashboard_port}",
-        "--dashboard-agent-listen-port=0",
         f"--temp-dir={temp_dir}",
         *([f"--node-ip-address={host}"] if host else []),
         *options,

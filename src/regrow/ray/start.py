@@ -5,13 +5,21 @@ python -m regrow.ray.start [--head] …    the words of `ray start`
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sys
 import time
 from typing import Any, Final
 
 _PATIENCE_S: Final = 150.0
 _POLL_S: Final = 0.1
+_AGENT_PORTS: Final = (
+    "--dashboard-agent-listen-port",
+    "--dashboard-agent-grpc-port",
+    "--runtime-env-agent-port",
+    "--metrics-export-port",
+)
 
 
 def _be_patient() -> None:
@@ -44,12 +52,24 @@ def _a_child_has_died() -> bool:
     return ended is not None
 
 
+def _ports() -> list[str]:
+    """Ports for a node's agents: a raylet that has to ask for them ends itself after 30 s."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in _AGENT_PORTS]
+        for one in sockets:
+            one.bind(("", 0))
+        return [
+            f"{flag}={one.getsockname()[1]}"
+            for flag, one in zip(_AGENT_PORTS, sockets, strict=True)
+        ]
+
+
 def main() -> None:
     """Runs `ray start`."""
     from ray.scripts.scripts import start
 
     _be_patient()
-    start(sys.argv[1:], prog_name="ray start")
+    start([*_ports(), *sys.argv[1:]], prog_name="ray start")
 
 
 if __name__ == "__main__":

@@ -123,8 +123,6 @@ class Joining:
         words = [
             f"{program} --disable-usage-stats",
             f"--address={self.head} --node-ip-address=$address",
-            # Where several hosts share a machine, one port would not do for all.
-            "--dashboard-agent-listen-port=0",
             "--include-log-monitor=false",
             f"--resources='{resources}'",
             f"--labels=regrow-tpu={self.tpu},regrow-generation={self.generation},regrow-rank=$rank",
