@@ -97,14 +97,18 @@ class LogKeeper:
             for _ in range(_RETRIES):
                 # What was read before a connection broke is sent again from the beginning.
                 skip = seen
-                with contextlib.suppress(NoClusterError):
+                try:
                     async for text in self._cluster.follow(job_id):
                         fresh = text[min(skip, len(text)) :]
                         skip -= len(text) - len(fresh)
                         seen += len(fresh)
                         self._take(rank, fresh, file.write)
                     return
-                await asyncio.sleep(_RETRY_S)
+                except NoClusterError:
+                    await asyncio.sleep(_RETRY_S)
+                except Exception as error:  # noqa: BLE001 - of Ray; whoever reads the log is told
+                    file.write(f"regrow: this log cannot be followed: {error!r}\n")
+                    return
 
     def _take(self, rank: int, text: str, write: Callable[[str], object]) -> None:
         write(text)

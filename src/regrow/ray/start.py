@@ -1,29 +1,26 @@
-"""`ray start`, with more patience: where several raylets share a machine its own 30 s may not do.
+"""`ray start`, with more patience: where several raylets share a machine its own may not do.
 
-python -m regrow.ray.start [--head] …    the words of `ray start`
+    python -m regrow.ray.start [--head] …    the words of `ray start`
+
+Ray asks for the new node for 30 s, and a raylet ends itself when its agents, which import much, are not
+up 15 s later. So the node is waited for longer, and one whose raylet has ended is started again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import sys
 import time
 from typing import Any, Final
 
 _PATIENCE_S: Final = 150.0
 _POLL_S: Final = 0.1
-_AGENT_PORTS: Final = (
-    "--dashboard-agent-listen-port",
-    "--dashboard-agent-grpc-port",
-    "--runtime-env-agent-port",
-    "--metrics-export-port",
-)
+_TRIES: Final = 4
+_TRY_VARIABLE: Final = "REGROW_RAY_START_TRY"
 
 
-def _be_patient() -> None:
-    """Ray asks for the new node for 30 s, and gives up; each question now waits by itself."""
+def _be_patient(last_try: bool) -> None:
+    """Has each of Ray's questions for the new node wait by itself."""
     from ray._private import services
 
     ask = services.get_node
@@ -37,7 +34,9 @@ def _be_patient() -> None:
                 if time.monotonic() > deadline:
                     raise
                 if _a_child_has_died():
-                    raise SystemExit("Error: a process of Ray has died at its start") from None
+                    if last_try:
+                        raise SystemExit("Error: Ray's raylet has died at its start") from None
+                    os.execv(sys.executable, [sys.executable, "-P", __file__, *sys.argv[1:]])
                 time.sleep(_POLL_S)
 
     services.get_node = get_node
@@ -46,30 +45,20 @@ def _be_patient() -> None:
 def _a_child_has_died() -> bool:
     """Whether the raylet, say, is there to be reaped."""
     try:
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None
     except ChildProcessError:
         return True
-    return ended is not None
-
-
-def _ports() -> list[str]:
-    """Ports for a node's agents: a raylet that has to ask for them ends itself after 30 s."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in _AGENT_PORTS]
-        for one in sockets:
-            one.bind(("", 0))
-        return [
-            f"{flag}={one.getsockname()[1]}"
-            for flag, one in zip(_AGENT_PORTS, sockets, strict=True)
-        ]
 
 
 def main() -> None:
     """Runs `ray start`."""
     from ray.scripts.scripts import start
 
-    _be_patient()
-    start([*_ports(), *sys.argv[1:]], prog_name="ray start")
+    number = int(os.environ.get(_TRY_VARIABLE, "0")) + 1
+    os.environ[_TRY_VARIABLE] = str(number)
+    # A second head would find the port of the first one's controller taken.
+    _be_patient(last_try=number >= _TRIES or "--head" in sys.argv)
+    start(["--dashboard-agent-listen-port=0", *sys.argv[1:]], prog_name="ray start")
 
 
 if __name__ == "__main__":
