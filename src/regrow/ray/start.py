@@ -36,7 +36,9 @@ def _be_patient(last_try: bool) -> None:
                 if _a_child_has_died():
                     if last_try:
                         raise SystemExit("Error: Ray's raylet has died at its start") from None
-                    os.execv(sys.executable, [sys.executable, "-P", __file__, *sys.argv[1:]])
+                    os.execv(  # noqa: S606 - itself
+                        sys.executable, [sys.executable, "-P", __file__, *sys.argv[1:]]
+                    )
                 time.sleep(_POLL_S)
 
     services.get_node = get_node
