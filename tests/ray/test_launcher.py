@@ -23,11 +23,13 @@ NODES = ("127.61.0.1", "127.61.0.2")
 
 
 def start_node(head: RayHead, address: str) -> None:
+    """Starts a node that stays until the head is ended, whichever test has started it."""
     head.start_node(
         f"--node-ip-address={address}",
         "--num-cpus=1",
         '--resources={"tpu_host": 1}',
         "--include-log-monitor=false",
+        environ={"REGROW_TEST_RUN": ""},
     )
 
 
@@ -134,7 +136,7 @@ TRAINING = Path(__file__).parents[1] / "chaos" / "programs" / "proved_training.p
 
 
 def test_a_training_that_loses_a_node_computes_what_it_does_without(two_nodes: RayHead) -> None:
-    two_nodes.add_node({"tpu_host": 1})
+    start_node(two_nodes, "127.61.0.3")
     where = ["--launcher", "ray", "--address", two_nodes.address, "--resources", '{"tpu_host": 1}']
     sizes = ["--slices", "2", "--devices-per-slice", "1", "--restore-after", "0.2"]
     training = ["--chaos", "killnode:1@step=5", str(TRAINING), "--steps", "30", "--pace", "0.1"]
