@@ -149,13 +149,6 @@ def test_the_command_tells_success_from_failure(
 
 
 @pytest.mark.slow
-def test_a_runtime_environment_that_cannot_be_made(world: World) -> None:
-    job = RankJob(name="pip", command=["true"], pip=["--no-index", "no-such-package==1.0"])
-    with pytest.raises(RayJobError, match="No matching distribution found for no-such-package"):
-        world.controller.run(job, restarts=RestartPolicy(failures=5), ready_timeout_s=LONG)
-
-
-@pytest.mark.slow
 def test_a_deadline_ends_the_ranks(world: World, tmp_path: Path) -> None:
     script = f"""
 import os, time
