@@ -91,7 +91,7 @@ def test_slices_survive_the_death_of_a_node_and_return_with_it(
 def test_faults_of_slices_are_what_they_are_on_one_machine(cluster: LocalCluster) -> None:
     cluster.kill(0)
     story = "\n".join(cluster.slices[0].story)
-    assert "was ended by SIGKILL" in story, "its actor told how it ended"
+    assert "was ended by SIGKILL" in story
     cluster.wait_healthy(LONG)
     cluster.stop(1)
     until(lambda: cluster.slices[1].state == "lost" or cluster.slices[1].incarnation > 1)
@@ -122,7 +122,9 @@ def _is_bridge(entry: Path, parent: int) -> bool:
 
 def test_a_resource_that_nobody_has(two_nodes: RayHead) -> None:
     ray = RayConfig(two_nodes.address, {"unheard_of": 1})
-    with pytest.raises(ClusterStartError, match=r"needs a node with .*unheard_of.*only 0 of the 3"):
+    with pytest.raises(
+        ClusterStartError, match=r"needs a node with .*unheard_of.*only 0 of the \d"
+    ):
         LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=LONG)
 
 

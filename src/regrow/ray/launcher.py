@@ -42,6 +42,7 @@ _BRIDGE: Final = "regrow.ray.bridge"
 _PATIENCE: Final = 0.8
 _CAUSE_S: Final = 0.25
 _END_S: Final = 5.0
+_KILLED: Final = "SIGKILL (signal 9)"
 _BACKOFF_S: Final = (0.2, 1.0, 5.0)
 
 
@@ -58,6 +59,7 @@ class RayProcess:
         self._loop = loop
         self._cause: str | None = None
         self._told: str | None = None
+        self._killed = False
         self._timer: asyncio.TimerHandle | None = None
         self._callbacks: list[Callable[[str], None]] = []
         loop.add_reader(self._fd, self._ended)
@@ -74,6 +76,7 @@ class RayProcess:
 
     def kill(self) -> None:
         """Ends it and the processes of its group."""
+        self._killed = True
         self._send_group(signal.SIGKILL)
 
     def send(self, signum: signal.Signals) -> None:
@@ -122,7 +125,8 @@ class RayProcess:
     def _finish(self) -> None:
         self._timer = None
         os.close(self._fd)
-        self._cause = self._told or "it has ended, and its Ray node tells no more"
+        unknown = _KILLED if self._killed else "it has ended, and its Ray node tells no more"
+        self._cause = self._told or unknown
         for callback in self._callbacks:
             self._loop.call_soon(callback, self._cause)
         self._callbacks.clear()
