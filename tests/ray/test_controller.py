@@ -29,6 +29,8 @@ from regrow.ray import (
 )
 from regrow.ray.head import RayHead
 
+# The first test starts a head and two nodes, whose imports take long on a busy machine.
+pytestmark = pytest.mark.timeout(600)
 PLACE = Place("p", "us-central2-b")
 V4_16 = NodeRequest(runtime_version="tpu-ubuntu2204-base", type="V4", topology="2x2x2")
 
@@ -214,7 +216,6 @@ def raylet_of(world: World, rank: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_raylet_is_killed_and_its_host_joins_again(world: World, tmp_path: Path) -> None:
     trains = Trains(world, "killed", tmp_path, 60)
     until(lambda: len(trains.writes()) > 8)
@@ -225,7 +226,6 @@ def test_a_raylet_is_killed_and_its_host_joins_again(world: World, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_raylet_hangs_and_its_rank_is_fenced(world: World, tmp_path: Path) -> None:
     trains = Trains(world, "hung", tmp_path, 60)
     until(lambda: len(trains.writes()) > 8)
@@ -239,7 +239,6 @@ def test_a_raylet_hangs_and_its_rank_is_fenced(world: World, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_tpu_that_is_deleted_by_hand_is_made_again(world: World, tmp_path: Path) -> None:
     trains = Trains(world, "deleted", tmp_path, 60)
     until(lambda: len(trains.writes()) > 8)
