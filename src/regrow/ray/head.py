@@ -33,6 +33,7 @@ from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python
 from regrow.ray.causes import one_line
 from regrow.ray.cluster import require_ray
 from regrow.ray.settings import HANG_AFTER_S, START_ENVIRON, health_environ
+from regrow.ray.startup import START_LOCK
 
 DEFAULT_PORT: Final = 6379
 DEFAULT_DASHBOARD_PORT: Final = 8265
@@ -43,7 +44,7 @@ _LOCK_S: Final = 200.0
 _ADDRESS: Final = re.compile(r"ray start --address='([^']+)'")
 _DASHBOARD: Final = re.compile(r"RAY_API_SERVER_ADDRESS='(http://[^']+)'")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-_LONGEST_TEMP_DIR: Final = 18
+_LONGEST_TEMP_DIR: Final = 40
 _FIRST_BLOCK: Final = 16
 _BLOCKS: Final = 32
 
@@ -81,7 +82,12 @@ class RayHead:
             ClusterStartError: If it does not start.
         """
         words = [f"--address={self.address}", *options]
-        _ray_start(words, self.run_id, environ or {}, _NODE_START_S)
+        descriptor = os.open(START_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _ray_start(words, self.run_id, environ or {}, _NODE_START_S)
+        finally:
+            os.close(descriptor)
 
     def add_node(self, resources: Mapping[str, float], num_cpus: int = 1) -> str:
         """Starts a further node on an address of its own; returns that.

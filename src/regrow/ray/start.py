@@ -8,10 +8,8 @@ up 15 s later. So the node is waited for longer, and one whose raylet has ended 
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-import tempfile
 import time
 from typing import Any, Final
 
@@ -54,31 +52,15 @@ def _a_child_has_died() -> bool:
         return True
 
 
-def _own_directory(words: list[str]) -> list[str]:
-    """A temporary directory for a node, below that of its head, which removes it.
-
-    Nodes that share one on one machine would make the same sockets and environments at once.
-    """
-    address = next((word for word in words if word.startswith("--address=")), None)
-    if address is None:
-        return []
-    gcs = importlib.import_module("ray._raylet").GcsClient(address=address.partition("=")[2])
-    heads = [node.temp_dir for node in gcs.get_all_node_info().values() if node.is_head_node]
-    here = next((head for head in heads if os.path.isdir(head)), None)  # noqa: PTH112
-    return [f"--temp-dir={tempfile.mkdtemp(prefix='', dir=here)}"] if here else []
-
-
 def main() -> None:
     """Runs `ray start`."""
     from ray.scripts.scripts import start
 
-    words = sys.argv[1:]
     number = int(os.environ.get(_TRY_VARIABLE, "0")) + 1
     os.environ[_TRY_VARIABLE] = str(number)
     # A second head would find the port of the first one's controller taken.
-    _be_patient(last_try=number >= _TRIES or "--head" in words)
-    own = ["--dashboard-agent-listen-port=0", *_own_directory(words)]
-    start([*own, *words], prog_name="ray start")
+    _be_patient(last_try=number >= _TRIES or "--head" in sys.argv)
+    start(["--dashboard-agent-listen-port=0", *sys.argv[1:]], prog_name="ray start")
 
 
 if __name__ == "__main__":
