@@ -44,7 +44,7 @@ _LOCK_S: Final = 200.0
 _ADDRESS: Final = re.compile(r"ray start --address='([^']+)'")
 _DASHBOARD: Final = re.compile(r"RAY_API_SERVER_ADDRESS='(http://[^']+)'")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-_LONGEST_TEMP_DIR: Final = 40
+_LONGEST_TEMP_DIR: Final = 29
 _FIRST_BLOCK: Final = 16
 _BLOCKS: Final = 32
 
@@ -82,12 +82,8 @@ class RayHead:
             ClusterStartError: If it does not start.
         """
         words = [f"--address={self.address}", *options]
-        descriptor = os.open(START_LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with _starting():
             _ray_start(words, self.run_id, environ or {}, _NODE_START_S)
-        finally:
-            os.close(descriptor)
 
     def add_node(self, resources: Mapping[str, float], num_cpus: int = 1) -> str:
         """Starts a further node on an address of its own; returns that.
@@ -165,6 +161,25 @@ def start_head(
         head.end()
         raise
     return dataclasses.replace(head, address=address[1], dashboard=dashboard[1])
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Holds off other raylets that start on this machine: two at once would take the same socket."""
+    descriptor = os.open(START_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    deadline = time.monotonic() + _LOCK_S
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise WaitTimeout("other raylets of this machine to start", _LOCK_S) from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _ray_start(words: Sequence[str], run_id: str, more: Mapping[str, str], limit_s: float) -> str:

@@ -113,7 +113,7 @@ class Joining:
         program = "ray start"
         if self.local:
             # Two raylets that start at once on one machine take the same socket.
-            lock = f"flock -o {shlex.quote(str(START_LOCK))}"
+            lock = f"flock -o -w 300 {shlex.quote(str(START_LOCK))}"
             # By its path: what hosts run must not have our modules in front of its own.
             start = shlex.quote(str(START_LOCK / "ray" / "start.py"))
             program = f"{lock} {shlex.quote(python)} -P {start}"
