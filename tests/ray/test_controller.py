@@ -96,7 +96,7 @@ SHOW = """
 import os
 from regrow.ray import current_attempt
 attempt = current_attempt()
-print(f"{attempt.rank} of {attempt.ranks}, {os.environ['XLA_FLAGS'].split('=')[1]} devices")
+print(f"{attempt.rank} of {attempt.ranks}, {os.environ['JAX_NUM_CPU_DEVICES']} devices")
 """
 
 

@@ -439,20 +439,12 @@ class RayTpuController:
             )
 
     def _variables(self, rank: int, meeting: str) -> dict[str, str]:
-        """What JAX needs to know where it does not ask a TPU's metadata server."""
-        variables = {
+        """What a rank is told; on hosts of TPUs JAX itself finds the others."""
+        return {
             "REGROW_RANK": str(rank),
             "REGROW_RANKS": str(self._hosts),
             "REGROW_COORDINATOR_ADDRESS": meeting,
         }
-        if self.tpu.is_local:
-            devices = self._spec.accelerator.devices_per_host
-            variables |= {
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-                "JAX_COORDINATOR_ADDRESS": meeting,
-            }
-        return variables
 
     def _watch(
         self, job: RankJob, ids: Mapping[int, str], logs: LogKeeper, budgets: Budgets
