@@ -164,6 +164,24 @@ def test_descendants():
     shell.wait(5)
 
 
+def test_an_ancestor_is_found_by_its_name():
+    script = "import time; time.sleep(1000)"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"{sys.executable} -c '{script}' & wait"], start_new_session=True
+    ) as shell:
+        try:
+            until_s = time.monotonic() + 20
+            while not (below := processes.children_of(shell.pid)) and time.monotonic() < until_s:
+                time.sleep(0.01)
+            (child,) = below
+            assert processes.ancestor(child, processes.name_of(shell.pid)) == shell.pid
+            assert processes.ancestor(child, "no such name") is None
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
+    assert processes.name_of(2**30) == ""
+    assert processes.ancestor(2**30, "sh") is None
+
+
 def test_a_child_is_ended_and_reaped(output):
     child = spawn("import time; time.sleep(60)", output)
     processes.end_child(child.pid)

@@ -69,6 +69,37 @@ class TcpConfig:
     token: str | None = None
 
 
+RayStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """Where slices come from if they come from a Ray cluster.
+
+    Attributes:
+        address: HOST:PORT of its head.
+        resources: What each host of a slice needs of a node, by the name of the resource.
+        strategy: How the hosts of a slice are laid out over nodes; STRICT_SPREAD: a node each.
+    """
+
+    address: str
+    resources: dict[str, float]
+    strategy: RayStrategy = "STRICT_SPREAD"
+
+    def __post_init__(self) -> None:
+        if not self.resources or not all(
+            type(name) is str and _is_number(value) and value > 0
+            for name, value in self.resources.items()
+        ):
+            raise UsageError(
+                f"{self.resources!r} are no resources of Ray: give names and numbers above 0, "
+                'such as {"TPU": 4}'
+            )
+        if self.strategy not in get_args(RayStrategy):
+            raise UsageError(f"strategy {self.strategy!r} is none of {get_args(RayStrategy)}")
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class TpuConfig:
@@ -110,6 +141,7 @@ class ClusterOptions:
         tpu: The queued resources that slices come from; None: they are processes of this machine.
         machines_socket: Socket of the hosts that are leased to it; None: it has its own.
         worker_port: Port where its hosts join from other machines; None: they are local.
+        ray: The Ray cluster that slices come from; None: they are processes of this machine.
     """
 
     slices: int = 2
@@ -135,6 +167,7 @@ class ClusterOptions:
     gcs_scratch_location: str | None = None
     grace_s: float = 30.0
     resume_after_s: float | None = None
+    ray: RayConfig | None = None
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -192,6 +225,7 @@ class HeadConfig:
         grace_s: How long a host that was told of its end has until then.
         resume_after_s: Slices that were suspended by such a notice are started again after so many
             seconds; None: when asked.
+        ray: The Ray cluster that slices come from; None: they are processes of this machine.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -222,6 +256,7 @@ class HeadConfig:
     gcs_scratch_location: str | None = None
     grace_s: float = 30.0
     resume_after_s: float | None = None
+    ray: RayConfig | None = None
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 
@@ -332,11 +367,12 @@ class HeadConfig:
             raise UsageError("the head's configuration is no JSON object")
         try:
             tcp = fields.pop("tcp", None)
-            tpu = fields.pop("tpu", None)
+            tpu, ray = fields.pop("tpu", None), fields.pop("ray", None)
             return cls(
                 **fields,
                 tcp=None if tcp is None else TcpConfig(**tcp),
                 tpu=None if tpu is None else TpuConfig(**tpu),
+                ray=None if ray is None else RayConfig(**ray),
             )
         except TypeError as error:
             raise UsageError(f"the head's configuration: {error}") from None

@@ -18,6 +18,9 @@
     ├── SnapshotError         no snapshot of a training state can be loaded; also a RuntimeError
     ├── StorageError          suspended state cannot be written, or what is stored is damaged
     ├── CloudApiError         what the Cloud TPU API answers when it refuses a request
+    ├── RayError              what a Ray cluster answers when it refuses a request
+    │   └── RayJobError       a job on a Ray cluster has ended without success
+    ├── FencedError           this process belongs to an attempt that is over
     └── StatusError           what a JAX client sees: a canonical code and a message
         └── SliceLostError    always code DATA_LOSS; begins "slice N"
 
@@ -193,6 +196,27 @@ class CloudApiError(RegrowError):
         self.code = code
         self.message = message
         self.details = tuple(details)
+
+
+class RayError(RegrowError):
+    """A Ray cluster refuses a request."""
+
+
+@final
+class RayJobError(RayError):
+    """A job on a Ray cluster has ended without success, and is not tried again.
+
+    Attributes:
+        status: An exit status for it: that of its program, or 1.
+    """
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class FencedError(RegrowError):
+    """This process belongs to an attempt that is over: a later one has begun."""
 
 
 class StatusError(RegrowError):

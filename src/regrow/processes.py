@@ -294,6 +294,24 @@ def _below(roots: set[int], parents: Mapping[int, int]) -> set[int]:
     return found - roots
 
 
+def name_of(pid: int) -> str:
+    """The name that `ps` shows for a process (15 bytes at most); empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").rstrip("\n")
+    except OSError:
+        return ""
+
+
+def ancestor(pid: int, name: str) -> int | None:
+    """The nearest process of a name that a process descends from; None if there is none."""
+    stat = ProcessStat.of(pid)
+    while stat is not None and stat.parent > 1:
+        if name_of(stat.parent) == name:
+            return stat.parent
+        stat = ProcessStat.of(stat.parent)
+    return None
+
+
 def marked(run_id: str) -> set[int]:
     """Process ids of a run: those that carry its mark, and the descendants of these.
 

@@ -17,10 +17,12 @@ from regrow.chaos.triggers import Triggers
 from regrow.config import HeadConfig
 from regrow.control import ControlConnection, error_from_json, request
 from regrow.errors import ControlError, RegrowError
+from regrow.processes import ancestor
 
 _STATUS_DEADLINE_S: Final = 2.0
 _BEYOND_DEADLINE_S: Final = 1.0
 _LINK_MODES: Final[dict[str, Mode]] = {"slowlink": "slow", "cutlink": "cut", "lostreply": "lose"}
+_RAYLET: Final = "raylet"
 _BY_CONTROL: Final = frozenset({"kill", "stop", "cont", "restore"})
 _WITH_STATE: Final = frozenset({"suspend", "resume"})
 
@@ -174,6 +176,8 @@ class Injector:
             self._asked[self._control.send(method, slices=[index], why="chaos")] = event
         elif fault == "clockjump":
             self._freeze((self._head_pid, *self._pids(index)))
+        elif fault == "killnode":
+            self._kill_nodes(index)
         elif fault in _LINK_MODES:
             self._set_link(self._pids(index), _LINK_MODES[fault])
             self._ask("sever", event)
@@ -193,6 +197,14 @@ class Injector:
         if not pids:
             raise ControlError(f"slice {index} has no processes")
         return pids
+
+    def _kill_nodes(self, index: int) -> None:
+        raylets = {
+            found for pid in self._pids(index) for found in [ancestor(pid, _RAYLET)] if found
+        }
+        if not raylets:
+            raise ControlError(f"slice {index} runs on no node of a Ray cluster")
+        _send(raylets, signal.SIGKILL)
 
     def _set_link(self, pids: Iterable[int], mode: Mode) -> None:
         if self._relay is None:

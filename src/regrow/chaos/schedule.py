@@ -36,6 +36,7 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "cutlink": "cut their connection to the head, and let them make no other",
         "lostreply": "lose what they are saying to the head, and break the connection",
         "mend": "end slowlink, cutlink and diskfull",
+        "killnode": "end the raylets of its nodes with SIGKILL, where slices come from Ray",
         "restore": "start a lost slice again",
         "suspend": "have them leave with their state saved, as regrow suspend does",
         "resume": "bring a suspended slice back",

@@ -45,6 +45,7 @@ _COMMANDS: Final = {
     "manifest": "Print manifests for Kubernetes.",
     "head": "Run a head in the foreground, with the flags of Pathways.",
     "worker": "Be a host of a slice, for a head on another machine.",
+    "ray": "Ray: a head, jobs on the hosts of TPUs, a coordinator VM.",
     "cloud": "A local Cloud TPU: its API, and slices of local processes.",
     "queued-resources": "Ask for slices of a Cloud TPU, and work on their hosts.",
     "tpu-vm": "Single slices of a Cloud TPU, and work on their hosts.",

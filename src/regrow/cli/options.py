@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from regrow.cli.ray_options import LAUNCHER_OPTIONS, to_ray_config
 from regrow.cli.tpu_slices import queued_resource_option, take_tpu
 from regrow.cluster import START_DEADLINE_S
 from regrow.config import DEFAULT_HOST, ClusterOptions
@@ -189,7 +190,7 @@ _RUN_OPTIONS: Final = [
 
 def cluster_options(function: _Function) -> _Function:
     """Adds the options that say what a cluster is to be like."""
-    return _add([*_OPTIONS, queued_resource_option], function)
+    return _add([*_OPTIONS, queued_resource_option, *LAUNCHER_OPTIONS], function)
 
 
 def tcp_options(function: _Function) -> _Function:
@@ -217,7 +218,9 @@ def to_cluster_options(values: dict[str, Any]) -> ClusterOptions:
     """Takes what says how a cluster is to be out of a command's values."""
     take_tpu(values)
     fields = ClusterOptions.__dataclass_fields__
-    return ClusterOptions(**{name: value for name, value in values.items() if name in fields})
+    options = {name: value for name, value in values.items() if name in fields}
+    names = ("launcher", "address", "resources", "ray_strategy")
+    return ClusterOptions(**options, ray=to_ray_config(*(values[name] for name in names)))
 
 
 def _add(options: Sequence[Callable[[Any], Any]], function: _Function) -> _Function:

@@ -48,6 +48,15 @@ def _launcher(config: HeadConfig) -> HeadLauncher:
         from regrow.launchers.cloud_tpu import CloudTpuLauncher
 
         return CloudTpuLauncher(config.tpu, log_dir, start_deadline_s=config.start_deadline_s)
+    if config.ray is not None:
+        from regrow.ray.launcher import RayLauncher
+
+        return RayLauncher(
+            config.ray,
+            log_dir,
+            hosts_per_slice=config.hosts_per_slice,
+            start_deadline_s=config.start_deadline_s,
+        )
     local = LocalLauncher(log_dir)
     if config.worker_port is None or config.tcp is None:
         return local

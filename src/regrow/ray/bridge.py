@@ -1,0 +1,257 @@
+"""The process between a head and its Ray cluster: asks Ray for slices, and tells of their ends.
+
+A driver of Ray lives and dies by its Ray cluster; the head is to live longer, so it has this process for
+it. They talk through a socket pair, in the frames of `regrow.launchers.template`:
+
+    {op: "start", id, slice, host, incarnation, hosts, told}   ->  {id, pid} or {id, error}
+    {op: "free", slice, incarnation}                               its place is given back
+    {ended: [slice, host, incarnation], cause}                     from the bridge
+    {ready: true} or {error: text}                                 the first frame from it
+
+A slice is a placement group, so that it gets all its hosts or none. It has a new one in each incarnation:
+what Ray would make of a group that lost a node is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias, final
+
+from regrow.errors import LaunchError, RegrowError
+from regrow.launchers.template import pack, unpack
+from regrow.processes import die_with_parent, set_name
+from regrow.ray.causes import one_line
+from regrow.ray.cluster import knock
+from regrow.ray.places import SLICE_LABEL, describe, lacking, slice_names
+
+Key: TypeAlias = tuple[int, int]
+_ACTOR_S: Final = 60.0
+
+
+@final
+class Group:
+    """The place of one incarnation of a slice.
+
+    Attributes:
+        hosts: Its actors, by host.
+        slice_name: Ray's name of the TPU slice that it is on; empty if it is on none.
+    """
+
+    def __init__(self, placement: Any, slice_name: str) -> None:
+        self.placement = placement
+        self.slice_name = slice_name
+        self.hosts: dict[int, Any] = {}
+
+
+@final
+class Bridge:
+    """Asks Ray for places, and starts actors there."""
+
+    def __init__(self, channel: socket.socket, settings: Mapping[str, Any]) -> None:
+        self._channel = channel
+        self._resources: dict[str, float] = settings["resources"]
+        self._strategy: str = settings["strategy"]
+        self._patience_s: float = settings["patience_s"]
+        self._groups: dict[Key, asyncio.Task[Group]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serves until the head is gone."""
+        loop = asyncio.get_running_loop()
+        self._channel.setblocking(False)
+        self._send({"ready": True})
+        buffer = bytearray()
+        while chunk := await loop.sock_recv(self._channel, 1 << 16):
+            buffer += chunk
+            for request in unpack(buffer):
+                work = self._start(request) if request["op"] == "start" else self._free(request)
+                task = loop.create_task(work)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        # The head reads all the time; what it does not read at once is little.
+        self._channel.setblocking(True)
+        try:
+            self._channel.sendall(pack(message))
+        finally:
+            self._channel.setblocking(False)
+
+    async def _start(self, request: dict[str, Any]) -> None:
+        key: Key = (request["slice"], request["incarnation"])
+        host = request["host"]
+        try:
+            actor, pid = await self._start_host(key, host, request)
+        except (RegrowError, OSError) as error:
+            self._send({"id": request["id"], "error": str(error)})
+            return
+        except Exception as error:  # noqa: BLE001 - Ray raises many kinds
+            text = one_line(f"{type(error).__name__}: {error}")
+            self._send({"id": request["id"], "error": text})
+            return
+        self._send({"id": request["id"], "pid": pid})
+        cause = await _end_of(actor)
+        self._send({"ended": [key[0], host, key[1]], "cause": cause})
+
+    async def _start_host(self, key: Key, host: int, request: dict[str, Any]) -> tuple[Any, int]:
+        group = await self._group(key, request["hosts"])
+        actor = _actor(group.placement, host, self._resources)
+        group.hosts[host] = actor
+        try:
+            async with asyncio.timeout(_ACTOR_S):
+                answer = await actor.start.remote(request["told"])
+        except TimeoutError:
+            raise LaunchError(f"waited {_ACTOR_S:g} s for Ray to start its actor") from None
+        if "error" in answer:
+            raise LaunchError(answer["error"])
+        return actor, int(answer["pid"])
+
+    async def _group(self, key: Key, hosts: int) -> Group:
+        """The place of a slice; its hosts ask for it at the same time."""
+        task = self._groups.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._make_group(key, hosts))
+            self._groups[key] = task
+        return await asyncio.shield(task)
+
+    async def _make_group(self, key: Key, hosts: int) -> Group:
+        import ray
+        from ray.util import placement_group, remove_placement_group
+
+        nodes = await asyncio.to_thread(ray.nodes)
+        missing = lacking(nodes, self._resources, hosts, self._strategy)
+        if missing:
+            self._groups.pop(key, None)
+            raise LaunchError(missing)
+        name = self._slice_name(nodes, hosts)
+        selector = [{SLICE_LABEL: name}] * hosts if name else None
+        placement = placement_group(
+            [dict(self._resources)] * hosts,
+            strategy=self._strategy,
+            name=f"regrow-slice-{key[0]}-{key[1]}",
+            bundle_label_selector=selector,
+        )
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await placement.ready()
+        except TimeoutError:
+            remove_placement_group(placement)
+            self._groups.pop(key, None)
+            raise LaunchError(
+                f"waited {self._patience_s:g} s for {describe(self._resources, hosts)}, which the "
+                "Ray cluster has, but others use"
+            ) from None
+        return Group(placement, name)
+
+    def _slice_name(self, nodes: Sequence[Mapping[str, Any]], hosts: int) -> str:
+        """A TPU slice that no slice of ours is on; empty if nodes have no such labels."""
+        used = {
+            task.result().slice_name
+            for task in self._groups.values()
+            if task.done() and not task.cancelled() and task.exception() is None
+        }
+        names = slice_names(nodes, self._resources, hosts)
+        return next((name for name in names if name not in used), "")
+
+    async def _free(self, request: dict[str, Any]) -> None:
+        import ray
+        from ray.util import remove_placement_group
+
+        task = self._groups.pop((request["slice"], request["incarnation"]), None)
+        if task is None:
+            return
+        with contextlib.suppress(RegrowError):
+            group = await task
+            for actor in group.hosts.values():
+                ray.kill(actor)
+            remove_placement_group(group.placement)
+
+
+async def _end_of(actor: Any) -> str:
+    from ray.exceptions import RayError as RaysError
+
+    try:
+        return str(await actor.wait.remote())
+    except RaysError as error:
+        first = str(error).strip().splitlines() or ["no reason given"]
+        return f"its actor has died: {one_line(first[-1])}"
+
+
+def _actor(placement: Any, bundle: int, resources: Mapping[str, float]) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from regrow.ray.host_actor import HostActor
+
+    own = {name: one for name, one in resources.items() if name not in ("CPU", "GPU", "memory")}
+    strategy = PlacementGroupSchedulingStrategy(
+        placement_group=placement,
+        placement_group_bundle_index=bundle,
+        placement_group_capture_child_tasks=False,
+    )
+    kind = ray.remote(HostActor).options(
+        num_cpus=resources.get("CPU", 0),
+        num_gpus=resources.get("GPU", 0),
+        resources=own,
+        max_restarts=0,
+        max_concurrency=8,
+        scheduling_strategy=strategy,
+    )
+    return kind.remote()
+
+
+def connect(address: str) -> None:
+    """Becomes a driver of a Ray cluster.
+
+    Raises:
+        LaunchError: If that fails.
+    """
+    import ray
+
+    try:
+        knock(address)
+    except RegrowError as error:
+        raise LaunchError(str(error)) from None
+    # Where Ray's workers find our modules; they are of this machine.
+    paths = os.pathsep.join(path for path in sys.path if path and Path(path).is_dir())
+    try:
+        ray.init(
+            address=address,
+            namespace="regrow",
+            log_to_driver=False,
+            logging_level="warning",
+            runtime_env={"env_vars": {"PYTHONPATH": paths}},
+        )
+    except Exception as error:  # noqa: BLE001 - Ray raises many kinds
+        text = one_line(str(error))
+        raise LaunchError(f"cannot join the Ray cluster at {address}: {text}") from None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the bridge.
+
+    Args:
+        arguments: The socket's descriptor, the head's process id, the settings as JSON.
+    """
+    fd, head, text = arguments
+    die_with_parent(int(head))
+    set_name("regrow-ray")
+    channel = socket.socket(fileno=int(fd))
+    settings = json.loads(text)
+    try:
+        connect(settings["address"])
+    except LaunchError as error:
+        channel.sendall(pack({"error": str(error)}))
+        return
+    asyncio.run(Bridge(channel, settings).run())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,38 @@
+"""Why something failed on a Ray cluster, in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+_ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LONGEST: Final = 500
+_PIP_ERROR: Final = re.compile(r"^\s*(?:\S+\s+)?(?:ERROR|error):\s*(.+)$")
+_EXCEPTION: Final = re.compile(r"^\s*([\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b.*)$")
+_RAY_ADVICE: Final = ("For debugging", "Check /tmp/ray", "See more at", "View the dashboard")
+
+
+def one_line(text: str) -> str:
+    """Text without line ends and colours, of bearable length."""
+    words = " ".join(_ANSI.sub("", text).split())
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
+
+
+def why(message: str, log_tail: Sequence[str] = ()) -> str:
+    """The cause that a message of Ray, or else the end of a log, tells of.
+
+    What pip says of requirements that cannot be met is worth more than what is around it; a Python
+    error at the end of the log more than Ray's word that the program has failed.
+    """
+    lines = _ANSI.sub("", message).replace("\\n", "\n").splitlines()
+    pip = [match[1] for line in lines if (match := _PIP_ERROR.match(line))]
+    conflict = next((one for one in pip if "conflict" in one or "No matching" in one), None)
+    if conflict or pip:
+        return one_line(conflict or pip[0])
+    told = [line for line in log_tail if _EXCEPTION.match(line)]
+    if told:
+        return one_line(told[-1])
+    errors = [line for line in lines if _EXCEPTION.match(line)]
+    plain = [line for line in lines if line.strip() and not line.startswith(_RAY_ADVICE)]
+    return one_line((errors or plain or ["no reason given"])[-1])

@@ -1,0 +1,354 @@
+"""A Ray cluster as it is seen from outside: nodes, jobs and their logs, and its key-value store.
+
+All over the head's addresses, so that this process need not be a part of the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import logging
+import os
+import re
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast, final
+
+from regrow.errors import NoClusterError, RayError, UnsupportedError, UsageError
+from regrow.ray.attempts import JobState, RankView
+
+ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
+_OVERRIDING: Final = (ADDRESS_VARIABLE, "RAY_API_SERVER_ADDRESS")
+_NAMESPACE: Final = b"regrow"
+_DASHBOARD_KEYS: Final = (b"dashboard", b"dashboard")
+_CONNECT_S: Final = 5.0
+_TIMEOUT_S: Final = (5.0, 60.0)
+_KV_S: Final = 5.0
+_VERSION: Final = re.compile(r"[Vv]ersion mismatch[^\n]*(?:\n[^\n]*){0,3}")
+# They tell of each upload and each connection on standard error.
+_TALKATIVE: Final = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
+_environ_lock = threading.Lock()
+
+
+def require_ray() -> str:
+    """The version of Ray.
+
+    Raises:
+        UnsupportedError: If it is not installed.
+    """
+    try:
+        # To import it takes a second, and some callers only want to know.
+        version = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        raise UnsupportedError("this needs Ray: pip install 'regrow[ray]'") from None
+    return version
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """A node of the cluster that is alive.
+
+    Attributes:
+        id: Its id.
+        address: Its address.
+        is_head: Whether it is the head's.
+        resources: What it has in all.
+        labels: Its labels.
+    """
+
+    id: str
+    address: str
+    is_head: bool
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RayJob:
+    """A job that was submitted.
+
+    Attributes:
+        id: Its submission id.
+        view: How it goes.
+        metadata: What it was submitted with.
+    """
+
+    id: str
+    view: RankView
+    metadata: Mapping[str, str]
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.view.state in ("PENDING", "RUNNING")
+
+
+@final
+class RayCluster:
+    """A Ray cluster.
+
+    Every method raises NoClusterError if the head does not answer in time, and RayError if it
+    refuses.
+
+    Attributes:
+        address: HOST:PORT of its head (GCS).
+        dashboard: URL of its dashboard, which takes jobs.
+        version: The version of Ray here, and there.
+    """
+
+    def __init__(self, address: str | None = None, *, dashboard: str | None = None) -> None:
+        """Connects.
+
+        Args:
+            address: HOST:PORT of the head; default: RAY_ADDRESS.
+            dashboard: URL of the dashboard; default: what the head says.
+
+        Raises:
+            UsageError: If there is no address, or it is none.
+            NoClusterError: If no head answers there.
+            UnsupportedError: If Ray is missing here, or is another version there.
+        """
+        self.version = require_ray()
+        self.address = _checked(address or os.environ.get(ADDRESS_VARIABLE, ""))
+        knock(self.address)
+        with _told_in_one_line(self.address):
+            self._gcs = _gcs_client(self.address)
+            self.dashboard = dashboard or self._ask_dashboard()
+            self._jobs = _job_client(self.dashboard)
+        self._check_version()
+
+    def _ask_dashboard(self) -> str:
+        key, namespace = _DASHBOARD_KEYS
+        told = self._gcs.internal_kv_get(key, namespace, _KV_S)
+        if told is None:
+            raise NoClusterError(
+                f"the Ray head at {self.address} has no dashboard, which takes jobs: start it with "
+                "--include-dashboard=true, as regrow ray head up does"
+            )
+        return f"http://{told.decode()}"
+
+    def _check_version(self) -> None:
+        there = getattr(self._jobs, "_server_ray_version", None)
+        if there is not None and there != self.version:
+            raise UnsupportedError(
+                f"the Ray head at {self.address} is version {there}, this is {self.version}: "
+                "install the same on both sides"
+            )
+
+    # --- nodes ---
+
+    def nodes(self) -> list[RayNode]:
+        """The nodes that are alive."""
+        from ray.util.state import list_nodes
+
+        with _told_in_one_line(self.address), _without_overrides():
+            found = list_nodes(
+                address=self.dashboard,
+                filters=[("state", "=", "ALIVE")],
+                detail=True,
+                limit=10_000,
+                timeout=int(_TIMEOUT_S[1]),
+                # Nodes that are dead count for the limit: Ray takes it for missing ones.
+                raise_on_missing_output=False,
+            )
+        return [
+            RayNode(
+                one.node_id,
+                one.node_ip,
+                bool(one.is_head_node),
+                dict(one.resources_total or {}),
+                dict(one.labels or {}),
+            )
+            for one in found
+        ]
+
+    # --- jobs ---
+
+    def submit(
+        self,
+        entrypoint: str,
+        *,
+        job_id: str,
+        resources: Mapping[str, float],
+        metadata: Mapping[str, str],
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Submits a job; returns its id.
+
+        Args:
+            entrypoint: A shell command.
+            job_id: The id that it is to have.
+            resources: What it needs of a node.
+            metadata: For whoever lists jobs.
+            runtime_env: As Ray has it; files in it are uploaded.
+        """
+        with _told_in_one_line(self.address):
+            submitted = self._jobs.submit_job(
+                entrypoint=entrypoint,
+                submission_id=job_id,
+                runtime_env=dict(runtime_env or {}),
+                metadata=dict(metadata),
+                entrypoint_resources=dict(resources),
+            )
+        return str(submitted)
+
+    def jobs(self) -> list[RayJob]:
+        """All jobs that were submitted, also those that have ended."""
+        with _told_in_one_line(self.address):
+            found = self._jobs.list_jobs()
+        return [_job_of(one) for one in found if one.submission_id]
+
+    def stop(self, job_id: str) -> None:
+        """Begins to stop a job; nothing happens when it has ended."""
+        with _told_in_one_line(self.address):
+            self._jobs.stop_job(job_id)
+
+    async def follow(self, job_id: str) -> AsyncIterator[str]:
+        """What a job prints, until it ends; what its node has lost is not there any more.
+
+        Raises:
+            NoClusterError: If the connection breaks.
+        """
+        from aiohttp import ClientError
+
+        try:
+            async for text in self._jobs.tail_job_logs(job_id):
+                yield str(text)
+        except (ClientError, RuntimeError, OSError) as error:
+            raise NoClusterError(f"the log of {job_id} ends: {error}") from None
+
+    # --- key-value store ---
+
+    def put(self, key: str, value: str) -> None:
+        """Keeps a value as long as the head lives."""
+        with _told_in_one_line(self.address):
+            self._gcs.internal_kv_put(key.encode(), value.encode(), True, _NAMESPACE, _KV_S)
+
+
+class KeyReader:
+    """Reads values that `RayCluster.put` has kept; for processes that need nothing else."""
+
+    def __init__(self, address: str) -> None:
+        """Connects.
+
+        Raises:
+            NoClusterError: If no head answers there.
+        """
+        knock(address)
+        with _told_in_one_line(address):
+            self._gcs = _gcs_client(address)
+        self._address = address
+
+    def get(self, key: str) -> str | None:
+        """A value; None if there is none.
+
+        Raises:
+            NoClusterError: If the head does not answer.
+        """
+        with _told_in_one_line(self._address):
+            value = self._gcs.internal_kv_get(key.encode(), _NAMESPACE, _KV_S)
+        return None if value is None else str(value.decode())
+
+
+def _checked(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not address:
+        raise UsageError(f"no Ray cluster: give --address HOST:PORT, or set {ADDRESS_VARIABLE}")
+    if "://" in address or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"{address!r} is no address of a Ray head: give HOST:PORT, port 6379 say")
+    return address
+
+
+def knock(address: str) -> None:
+    """Returns if a head listens there; Ray itself would try for 40 s.
+
+    Raises:
+        UsageError: If that is no address.
+        NoClusterError: If none does.
+    """
+    _checked(address)
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise NoClusterError(
+            f"no Ray head answers at {address} ({error.strerror or error}): "
+            "start one with: regrow ray head up"
+        ) from None
+
+
+def _gcs_client(address: str) -> Any:
+    # Its stubs, if they are there, do not know it.
+    return importlib.import_module("ray._raylet").GcsClient(address=address)
+
+
+def _job_client(dashboard: str) -> Any:
+    from ray.job_submission import JobSubmissionClient
+
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+    class Client(JobSubmissionClient):  # type: ignore[misc]
+        """With a deadline for each request, of which Ray has none."""
+
+        def _do_request(self, *arguments: Any, **options: Any) -> Any:
+            options.setdefault("timeout", _TIMEOUT_S)
+            return super()._do_request(*arguments, **options)
+
+    with _without_overrides():
+        return Client(dashboard)
+
+
+@contextlib.contextmanager
+def _without_overrides() -> Iterator[None]:
+    """Ray takes these variables even where an address is given."""
+    with _environ_lock:
+        kept = {name: os.environ.pop(name) for name in _OVERRIDING if name in os.environ}
+        try:
+            yield
+        finally:
+            os.environ.update(kept)
+
+
+@contextlib.contextmanager
+def _told_in_one_line(address: str) -> Iterator[None]:
+    """Turns what Ray's clients raise, of many kinds, into errors of ours."""
+    import requests
+    from ray.exceptions import RaySystemError, RpcError
+    from ray.util.state.exception import RayStateApiException
+
+    from regrow.ray.causes import one_line
+
+    try:
+        yield
+    except (
+        ConnectionError,
+        requests.RequestException,
+        RpcError,
+        RaySystemError,
+    ) as error:
+        text = one_line(str(error))
+        raise NoClusterError(f"the Ray head at {address} does not answer: {text}") from None
+    except (RuntimeError, ValueError, RayStateApiException) as error:
+        text = str(error)
+        mismatch = _VERSION.search(text)
+        if mismatch:
+            raise UnsupportedError(one_line(mismatch[0])) from None
+        raise RayError(f"the Ray cluster at {address} refuses: {one_line(text)}") from None
+
+
+def _job_of(details: Any) -> RayJob:
+    state = cast(JobState, str(getattr(details.status, "value", details.status)))
+    view = RankView(
+        state, details.driver_node_id or None, details.message or "", details.driver_exit_code
+    )
+    return RayJob(str(details.submission_id), view, dict(details.metadata or {}))

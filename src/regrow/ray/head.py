@@ -1,0 +1,311 @@
+"""The head of a Ray cluster on this machine: started with the right flags, found again, ended.
+
+    REGROW_HOME/ray/head.json   the head that was started
+    REGROW_HOME/ray/lock        held while one is started or ended
+    the temporary directory     sockets and logs of Ray; removed when the head is ended
+
+All processes of the head, and of nodes that were started from it, carry the mark of the run: other
+clusters of Ray on this machine, which `ray stop` would end as well, are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from regrow.errors import ClusterStartError, NoClusterError, UsageError, WaitTimeout
+from regrow.home import Home
+from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python_argv
+from regrow.ray.causes import one_line
+from regrow.ray.cluster import require_ray
+from regrow.ray.settings import HANG_AFTER_S, START_ENVIRON, health_environ
+from regrow.ray.startup import START_LOCK
+
+DEFAULT_PORT: Final = 6379
+DEFAULT_DASHBOARD_PORT: Final = 8265
+_START_S: Final = 180.0
+_NODE_START_S: Final = 180.0
+_POLITE_S: Final = 3.0
+_LOCK_S: Final = 200.0
+_ADDRESS: Final = re.compile(r"ray start --address='([^']+)'")
+_DASHBOARD: Final = re.compile(r"RAY_API_SERVER_ADDRESS='(http://[^']+)'")
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST_TEMP_DIR: Final = 29
+_FIRST_BLOCK: Final = 16
+_BLOCKS: Final = 32
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RayHead:
+    """A head that was started here.
+
+    Attributes:
+        run_id: Mark of its processes.
+        address: HOST:PORT for nodes and drivers.
+        dashboard: URL for jobs.
+        temp_dir: Sockets and logs of Ray.
+    """
+
+    run_id: str
+    address: str
+    dashboard: str
+    temp_dir: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether its controller (GCS) runs."""
+        return any(name_of(pid) == "gcs_server" for pid in marked(self.run_id))
+
+    def start_node(self, *options: str, environ: Mapping[str, str] | None = None) -> None:
+        """Starts a further node on this machine, marked as the head's.
+
+        Args:
+            options: Further words of `ray start`.
+            environ: Further variables.
+
+        Raises:
+            ClusterStartError: If it does not start.
+        """
+        words = [f"--address={self.address}", *options]
+        with _starting():
+            _ray_start(words, self.run_id, environ or {}, _NODE_START_S)
+
+    def add_node(self, resources: Mapping[str, float], num_cpus: int = 1) -> str:
+        """Starts a further node on an address of its own; returns that.
+
+        Raises:
+            ClusterStartError: If it does not start.
+        """
+        block = _FIRST_BLOCK + int(self.run_id[-4:], 16) % _BLOCKS
+        address = f"127.{block}.{secrets.randbelow(200) + 1}.{secrets.randbelow(250) + 1}"
+        self.start_node(
+            f"--node-ip-address={address}",
+            f"--num-cpus={num_cpus}",
+            f"--resources={json.dumps(dict(resources))}",
+            "--include-log-monitor=false",
+        )
+        return address
+
+    def end(self) -> None:
+        """Ends all its processes, and those of nodes started from it, and what they left."""
+        deadline = time.monotonic() + _POLITE_S
+        end_all(marked(self.run_id), signum=signal.SIGTERM)
+        while marked(self.run_id) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        end_run(self.run_id)
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+
+
+def start_head(
+    *,
+    host: str = "",
+    port: int = DEFAULT_PORT,
+    dashboard_port: int = DEFAULT_DASHBOARD_PORT,
+    num_cpus: int = 0,
+    hang_after_s: float = HANG_AFTER_S,
+    options: Sequence[str] = (),
+) -> RayHead:
+    """Starts a head of this process's own; nothing is entered in the home.
+
+    Args:
+        host: Its address; default: what Ray finds.
+        port: Where nodes and drivers connect; 0: any.
+        dashboard_port: Where jobs are submitted, on the loopback interface; 0: any.
+        num_cpus: Of the head's node; 0 keeps work off it.
+        hang_after_s: A node that is silent for so long is dead.
+        options: Further words of `ray start`.
+
+    Raises:
+        ClusterStartError: If it does not start.
+        UnsupportedError: If Ray is not installed.
+    """
+    require_ray()
+    health = health_environ(hang_after_s)
+    run_id = f"ray-{secrets.token_hex(8)}"
+    # Ray's sockets are in there, whose paths must be short.
+    base = tempfile.gettempdir()
+    base = base if len(base) <= _LONGEST_TEMP_DIR else "/tmp"  # noqa: S108 - mkdtemp's are private
+    temp_dir = tempfile.mkdtemp(prefix="rg-ray-", dir=base)
+    words = [
+        "--head",
+        f"--port={port}",
+        f"--num-cpus={num_cpus}",
+        "--include-dashboard=true",
+        f"--dashboard-port={dashboard_port}",
+        f"--temp-dir={temp_dir}",
+        *([f"--node-ip-address={host}"] if host else []),
+        *options,
+    ]
+    head = RayHead(run_id, "", "", temp_dir)
+    try:
+        text = _ray_start(words, run_id, health, _START_S)
+        address, dashboard = _ADDRESS.search(text), _DASHBOARD.search(text)
+        if address is None or dashboard is None:
+            raise ClusterStartError(f"ray start told no addresses: {one_line(text)}")
+    except BaseException:
+        head.end()
+        raise
+    return dataclasses.replace(head, address=address[1], dashboard=dashboard[1])
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Holds off other raylets that start on this machine: two at once would take the same socket."""
+    descriptor = os.open(START_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    deadline = time.monotonic() + _LOCK_S
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise WaitTimeout("other raylets of this machine to start", _LOCK_S) from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _ray_start(words: Sequence[str], run_id: str, more: Mapping[str, str], limit_s: float) -> str:
+    """Runs `ray start`; returns what it says."""
+    argv = python_argv("regrow.ray.start", "--disable-usage-stats", *words)
+    # RAY_ADDRESS is for clients.
+    environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environ |= START_ENVIRON | {RUN_MARK: run_id} | dict(more)
+    # What it starts keeps our pipes open: a file can be read all the same.
+    with tempfile.TemporaryFile("w+") as output:
+        started = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environ,
+            start_new_session=True,
+        )
+        try:
+            status = started.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+            raise WaitTimeout("ray start to end", limit_s) from None
+        output.seek(0)
+        text = _COLOURS.sub("", output.read())
+    if status != 0:
+        raise ClusterStartError(f"Ray does not start: {_telling(text)}")
+    return text
+
+
+def _telling(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"Error|ERROR|already|mismatch|failed", line)]
+    return one_line((errors or lines or ["it gave no reason"])[-1])
+
+
+@final
+class HeadEntry:
+    """The head that REGROW_HOME knows of."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        """Names the directory; default: REGROW_HOME."""
+        self._directory = (home or Home().path) / "ray"
+        self._file = self._directory / "head.json"
+
+    def find(self) -> RayHead:
+        """The head that runs.
+
+        Raises:
+            NoClusterError: If none does; what a dead one has left has been ended then.
+        """
+        head = self._read()
+        if head is None:
+            raise NoClusterError("no Ray head was started here: regrow ray head up")
+        if not head.runs:
+            self._remove(head)
+            raise NoClusterError("the Ray head has died: start it again with regrow ray head up")
+        return head
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds off other commands that start or end a head.
+
+        Raises:
+            WaitTimeout: If another one takes too long.
+        """
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        deadline = time.monotonic() + _LOCK_S
+        with (self._directory / "lock").open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        what = "another command that starts or ends the Ray head"
+                        raise WaitTimeout(what, _LOCK_S) from None
+                    time.sleep(0.05)
+            yield
+
+    def up(self, **values: object) -> RayHead:
+        """Starts a head and enters it.
+
+        Args:
+            **values: See `start_head`.
+
+        Raises:
+            UsageError: If one runs already.
+            ClusterStartError: If it does not start.
+        """
+        with self.locked():
+            with contextlib.suppress(NoClusterError):
+                raise UsageError(f"a Ray head runs already, at {self.find().address}")
+            head = start_head(**values)  # type: ignore[arg-type]
+            draft = self._file.with_suffix(f".{os.getpid()}")
+            draft.write_text(json.dumps(dataclasses.asdict(head)), encoding="utf-8")
+            draft.replace(self._file)
+            return head
+
+    def add_node(self, resources: Mapping[str, float], num_cpus: int) -> str:
+        """Starts a further node of the head that runs, on this machine; returns its address.
+
+        Raises:
+            NoClusterError: If none runs.
+            ClusterStartError: If it does not start.
+        """
+        return self.find().add_node(resources, num_cpus)
+
+    def down(self) -> RayHead:
+        """Ends the head; returns what it was.
+
+        Raises:
+            NoClusterError: If none was started; what a dead one has left has been ended then.
+        """
+        with self.locked():
+            head = self.find()
+            self._remove(head)
+            return head
+
+    def _read(self) -> RayHead | None:
+        try:
+            return RayHead(**json.loads(self._file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _remove(self, head: RayHead) -> None:
+        head.end()
+        self._file.unlink(missing_ok=True)

@@ -1,0 +1,64 @@
+"""Whether and where a Ray cluster has a place for a slice: decided from its list of nodes; no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+SLICE_LABEL: Final = "ray.io/tpu-slice-name"
+"""Ray's label of nodes that are hosts of one TPU slice."""
+
+Nodes = Sequence[Mapping[str, Any]]
+
+
+def describe(resources: Mapping[str, float], hosts: int) -> str:
+    """Tells what a slice needs."""
+    each = json.dumps(dict(resources))
+    return f"a node with {each}" if hosts == 1 else f"{hosts} nodes with {each} each"
+
+
+def _fits(node: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
+    has = node.get("Resources", {})
+    return bool(node.get("Alive")) and all(
+        has.get(name, 0) >= number for name, number in resources.items()
+    )
+
+
+def lacking(nodes: Nodes, resources: Mapping[str, float], hosts: int, strategy: str) -> str:
+    """Why the nodes will never have a place for a slice, even if nobody used them; empty if they do.
+
+    Args:
+        nodes: As `ray.nodes()` lists them.
+        resources: What each host needs.
+        hosts: How many there are.
+        strategy: Of the placement group.
+    """
+    fitting = sum(_fits(node, resources) for node in nodes)
+    wanted = hosts if strategy == "STRICT_SPREAD" else 1
+    if fitting >= wanted:
+        return ""
+    alive = [node for node in nodes if node.get("Alive")]
+    names = Counter(
+        name
+        for node in alive
+        for name in node.get("Resources", {})
+        if not name.startswith(("node:", "memory", "object_store", "bundle"))
+        and "_group_" not in name
+    )
+    offered = ", ".join(sorted(names)) or "nothing"
+    return (
+        f"a slice needs {describe(resources, hosts)}, but only {fitting} of the {len(alive)} nodes of "
+        f"the Ray cluster could serve; the nodes offer {offered}"
+    )
+
+
+def slice_names(nodes: Nodes, resources: Mapping[str, float], hosts: int) -> list[str]:
+    """The TPU slices, by Ray's labels, that have enough fitting hosts; sorted."""
+    counted = Counter(
+        str(node["Labels"][SLICE_LABEL])
+        for node in nodes
+        if _fits(node, resources) and node.get("Labels", {}).get(SLICE_LABEL)
+    )
+    return sorted(name for name, number in counted.items() if number >= hosts)

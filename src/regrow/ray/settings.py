@@ -1,0 +1,49 @@
+"""How soon a Ray cluster finds a node dead: the variables of Ray's head that decide it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from regrow.errors import UsageError
+
+HANG_AFTER_S: Final = 5.0
+"""A node that is silent for so long is dead, by default, in seconds."""
+
+# A node that has died refuses the question at once: three refusals take a second. One that is slow
+# or hangs answers none: the timeout of each of three questions makes up the rest.
+_QUESTIONS: Final = 3
+_PERIOD_S: Final = 0.3
+_FIRST_S: Final = 1.0
+
+START_ENVIRON: Final = {
+    # A raylet ends itself if its agents, whose imports take long on a busy machine, are not up by then.
+    "RAY_agent_register_timeout_ms": "150000",
+    "RAY_raylet_start_wait_time_s": "150",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""The variables with which raylets are started on this machine."""
+
+
+def health_environ(hang_after_s: float = HANG_AFTER_S) -> dict[str, str]:
+    """The variables with which a head is started.
+
+    Args:
+        hang_after_s: A node that is silent for so long is dead; one whose raylet has been killed
+            is dead after a second in any case.
+
+    Raises:
+        UsageError: If that is too short for a node that is only busy.
+    """
+    timeout_s = hang_after_s / _QUESTIONS - _PERIOD_S
+    if timeout_s < 0.2:
+        raise UsageError(f"hang_after is {hang_after_s:g} s; it must be 1.5 s or more")
+    return {
+        "RAY_health_check_initial_delay_ms": _ms(_FIRST_S),
+        "RAY_health_check_period_ms": _ms(_PERIOD_S),
+        "RAY_health_check_timeout_ms": _ms(timeout_s),
+        "RAY_health_check_failure_threshold": str(_QUESTIONS),
+    }
+
+
+def _ms(seconds: float) -> str:
+    return str(round(seconds * 1000))

@@ -1,0 +1,104 @@
+"""`regrow ray` and `--launcher ray` as far as they need no Ray cluster: flags, dry runs, refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+
+import pytest
+
+from regrow.cli import main
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed"
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = main(words)
+    output, errors = capsys.readouterr()
+    return status, output, errors
+
+
+def test_the_coordinators_commands(capsys):
+    words = ["--name", "me-admin", "--project", "p", "--zone", "z", "--dry-run"]
+    vm = ("ray", "coordinator")
+    status, output, _ = told(capsys, *vm, "create", "--ray-version", "2.60.0", *words)
+    assert status == 0
+    make = shlex.split(output)
+    assert make[:5] == ["gcloud", "compute", "instances", "create", "me-admin"]
+    assert "--boot-disk-size=200GB" in make
+    assert "--project=p" in make
+    assert any("ray[default,tune]==2.60.0" in word for word in make)
+    assert "-L8265:localhost:8265" in make
+    status, output, _ = told(capsys, *vm, "deploy", "src", *words)
+    assert shlex.split(output) == (
+        ["gcloud", "compute", "scp", "--recurse", "--project=p", "--zone=z", "src", "me-admin:~/"]
+    )
+    status, output, _ = told(capsys, *vm, "service-account", *words)
+    lines = output.splitlines()
+    assert len(lines) == 4
+    assert "roles/tpu.admin" in lines[1]
+
+
+def test_without_gcloud(capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    status, _, errors = told(capsys, "ray", "coordinator", "deploy", "src")
+    assert status == 1
+    assert errors == ("regrow: gcloud is not installed; --dry-run prints what would be run\n")
+
+
+def test_no_head(capsys):
+    for command in ("status", "down"):
+        status, _, errors = told(capsys, "ray", "head", command)
+        assert (status, errors) == (
+            3,
+            "regrow: no Ray head was started here: regrow ray head up\n",
+        )
+
+
+@needs_ray
+def test_no_head_that_answers(capsys):
+    where = ["--launcher", "ray", "--address", "127.0.0.1:1"]
+    status, _, errors = told(capsys, "up", *where)
+    assert status == 3
+    assert errors.startswith("regrow: no Ray head answers at 127.0.0.1:1 (Connection refused)")
+    assert len(errors.splitlines()) == 1
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--address", "127.0.0.1:6379"], "--address need --launcher ray"),
+        (["--launcher", "ray"], "no Ray cluster: give --address HOST:PORT"),
+        (["--launcher", "ray", "--address", "x"], "'x' is no address of a Ray head"),
+        (
+            ["--launcher", "ray", "--address", "x:1", "--resources", "TPU=4"],
+            "--resources TPU=4: give JSON such as",
+        ),
+        (
+            ["--launcher", "ray", "--address", "x:1", "--resources", '{"TPU": 0}'],
+            "are no resources of Ray",
+        ),
+    ],
+)
+def test_wrong_flags(capsys, words, text):
+    status, _, errors = told(capsys, "up", *words)
+    assert status == 2
+    assert text in errors
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("hang_after", ["1", "-3"])
+def test_a_head_that_would_find_busy_nodes_dead(capsys, hang_after):
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    status, _, errors = told(capsys, "ray", "head", "up", f"--hang-after={hang_after}")
+    assert status == 2
+    assert "it must be 1.5 s or more" in errors

@@ -1,0 +1,29 @@
+"""What tests need to know of Ray's processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LONG = 300.0
+
+
+def until(condition: Callable[[], object], timeout_s: float = LONG) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def raylet_at(address: str) -> int:
+    """The raylet of the node with an address."""
+    wanted = f"--node_ip_address={address}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0].endswith(b"/raylet") and wanted in words:
+            return int(entry.name)
+    raise AssertionError(f"no raylet at {address}")

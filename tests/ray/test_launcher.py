@@ -1,0 +1,154 @@
+"""Regrow's slices on a Ray cluster of several raylets, of which one is killed and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rays import LONG, raylet_at, until
+
+from regrow import LocalCluster
+from regrow.config import RayConfig
+from regrow.errors import ClusterStartError
+from regrow.processes import ancestor
+from regrow.ray.head import RayHead
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+NODES = ("127.61.0.1", "127.61.0.2")
+
+
+def start_node(head: RayHead, address: str) -> None:
+    """Starts a node that stays until the head is ended, whichever test has started it."""
+    head.start_node(
+        f"--node-ip-address={address}",
+        "--num-cpus=1",
+        '--resources={"tpu_host": 1}',
+        "--include-log-monitor=false",
+        environ={"REGROW_TEST_RUN": ""},
+    )
+
+
+@pytest.fixture(scope="module")
+def two_nodes(head: RayHead) -> RayHead:
+    for address in NODES:
+        start_node(head, address)
+    return head
+
+
+@pytest.fixture
+def cluster(two_nodes: RayHead) -> Iterator[LocalCluster]:
+    ray = RayConfig(two_nodes.address, {"tpu_host": 1})
+    with LocalCluster(2, 2, restore_after=0.5, ray=ray, start_timeout_s=LONG) as cluster:
+        yield cluster
+
+
+SUM = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+mesh = Mesh(np.array(jax.devices()), ("x",))
+x = jax.device_put(np.arange(8.0), NamedSharding(mesh, PartitionSpec("x")))
+print(jax.jit(lambda x: x.sum())(x))
+"""
+
+
+def total(cluster: LocalCluster) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", SUM],
+        env=os.environ | cluster.env,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_slices_survive_the_death_of_a_node_and_return_with_it(
+    cluster: LocalCluster, two_nodes: RayHead
+) -> None:
+    assert total(cluster) == "28.0"
+    pids = [one.pids[0] for one in cluster.slices]
+    homes = {ancestor(pid, "raylet"): index for index, pid in enumerate(pids)}
+    nodes = {address: raylet_at(address) for address in NODES}
+    assert set(homes) == set(nodes.values()), "a slice each"
+    lost = next(address for address, raylet in nodes.items() if homes[raylet] == 1)
+    os.kill(nodes[lost], signal.SIGKILL)
+    until(lambda: cluster.slices[1].state != "up")
+    until(lambda: not Path(f"/proc/{pids[1]}").exists())
+    assert cluster.slices[0].pids == (pids[0],), "the other one goes on"
+    start_node(two_nodes, lost)
+    cluster.wait_healthy(LONG)
+    assert total(cluster) == "28.0"
+    assert ancestor(cluster.slices[1].pids[0], "raylet") == raylet_at(lost)
+
+
+def test_faults_of_slices_are_what_they_are_on_one_machine(cluster: LocalCluster) -> None:
+    cluster.kill(0)
+    story = "\n".join(cluster.slices[0].story)
+    assert "was ended by SIGKILL" in story
+    cluster.wait_healthy(LONG)
+    cluster.stop(1)
+    until(lambda: cluster.slices[1].state == "lost" or cluster.slices[1].incarnation > 1)
+    cluster.wait_healthy(LONG)
+    assert total(cluster) == "28.0"
+
+
+def test_the_bridge_is_killed_and_slices_come_back(cluster: LocalCluster) -> None:
+    bridge = next(
+        int(entry.name)
+        for entry in Path("/proc").glob("[0-9]*")
+        if _is_bridge(entry, cluster.head_pid)
+    )
+    os.kill(bridge, signal.SIGKILL)
+    until(lambda: any(one.incarnation > 1 for one in cluster.slices))
+    cluster.wait_healthy(LONG)
+    assert total(cluster) == "28.0"
+
+
+def _is_bridge(entry: Path, parent: int) -> bool:
+    try:
+        words = (entry / "cmdline").read_bytes()
+        stat = (entry / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return b"regrow.ray.bridge" in words and int(stat[1]) == parent
+
+
+def test_a_resource_that_nobody_has(two_nodes: RayHead) -> None:
+    ray = RayConfig(two_nodes.address, {"unheard_of": 1})
+    with pytest.raises(
+        ClusterStartError, match=r"needs a node with .*unheard_of.*only 0 of the \d"
+    ):
+        LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=LONG)
+
+
+def test_no_ray_head() -> None:
+    ray = RayConfig("127.0.0.1:1", {"CPU": 1})
+    with pytest.raises(ClusterStartError, match=r"no Ray head answers at 127\.0\.0\.1:1 "):
+        LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=LONG)
+
+
+TRAINING = Path(__file__).parents[1] / "chaos" / "programs" / "proved_training.py"
+
+
+def test_a_training_that_loses_a_node_computes_what_it_does_without(two_nodes: RayHead) -> None:
+    start_node(two_nodes, "127.61.0.3")
+    where = ["--launcher", "ray", "--address", two_nodes.address, "--resources", '{"tpu_host": 1}']
+    sizes = ["--slices", "2", "--devices-per-slice", "1", "--restore-after", "0.2"]
+    training = ["--chaos", "killnode:1@step=5", str(TRAINING), "--steps", "30", "--pace", "0.1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "regrow", "prove", *where, *sizes, *training],
+        capture_output=True,
+        text=True,
+        timeout=2 * LONG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("verdict: bit-equal: 30 losses"), done.stdout
+    assert "slices lost: 1" in done.stdout
