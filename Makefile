@@ -12,6 +12,8 @@ PACKAGES := $(VENV)/.packages-py$(PY_TAG)
 INSTALLED := $(VENV)/.installed-py$(PY_TAG)
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps
+# A process of tests for each core; those of a file stay together, for they share clusters.
+BESIDE := -n auto --maxprocesses 4 --dist loadfile
 SUPPORTED = $$(ls requirements | sed -n 's/^py\(.\)\(..\)\.txt$$/\1.\2/p' | xargs)
 say = @echo "regrow: $(1)"
 fail = { echo "regrow: $(1)" >&2; exit 1; }
@@ -46,11 +48,11 @@ demo: install
 
 test: install
 	$(call say,tests with jax $$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("jax"))'))
-	@$(IN_VENV) python -m pytest -q -m "not slow" $(PYTEST_ARGS)
+	@$(IN_VENV) python -m pytest -q $(BESIDE) -m "not slow" $(PYTEST_ARGS)
 
 test-all: install
 	$(call say,all tests)
-	@$(IN_VENV) python -m pytest -q $(PYTEST_ARGS)
+	@$(IN_VENV) python -m pytest -q $(BESIDE) $(PYTEST_ARGS)
 
 # The same tests on the newest jax, which wants Python 3.12 or later.
 test-newest:
