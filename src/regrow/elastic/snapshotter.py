@@ -15,7 +15,7 @@ from regrow.elastic.causes import explain
 from regrow.elastic.snapshot_slot import SnapshotSlot, Ticket
 from regrow.elastic.snapshots import Snapshot
 from regrow.elastic.trees import Tree, check_target
-from regrow.errors import SnapshotError, WaitTimeout
+from regrow.errors import SnapshotError, UsageError, WaitTimeout
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Snapshotter:
         the former one stays.
 
         Args:
-            step: The training step that it belongs to.
+            step: The training step that it belongs to, a whole number (an array of one is waited for).
             state: A tree of arrays and other leaves. Arrays have a `NamedSharding` over a mesh, or
                 lie on one device.
 
@@ -90,15 +90,17 @@ class Snapshotter:
             says how many there were.
 
         Raises:
-            UsageError: The state cannot be saved; names the leaf by its path.
+            UsageError: The state cannot be saved; names the leaf by its path. Or the step is no number.
             JaxRuntimeError: A slice that is needed is lost.
         """
+        # Before anything has begun: a step that is an array may be on a lost slice.
+        step = _whole(step)
         ticket = self._slot.begin(step)
         if ticket is None:
             self._say_skipped(step)
             return False
-        progress.at_snapshot(step)
         try:
+            progress.at_snapshot(step)
             with progress.phase("snapshot"):
                 begun = snapshots.begin(step, state, self.replica_axis_index)
             # Not a daemon: one that is inside of JAX when the interpreter ends brings it down.
@@ -185,3 +187,10 @@ class Snapshotter:
         else:
             if not self._slot.commit(ticket, done):
                 _logger.info("the snapshot of step %d was overtaken by a load", ticket.step)
+
+
+def _whole(step: Any) -> int:
+    try:
+        return int(step)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"the step of a snapshot is {step!r}; it must be a whole number") from None

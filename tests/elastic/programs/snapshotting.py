@@ -383,6 +383,10 @@ def what_cannot_be_saved() -> None:
     assert "differ in the number of replicas" in raised(
         UsageError, lambda: snapshotter.save(1, differ)
     )
+    for step in ("last", None, float("inf")):
+        assert f"the step of a snapshot is {step!r}; it must be a whole number" in raised(
+            UsageError, lambda step=step: snapshotter.save(step, {"x": there(TABLE, mesh)})
+        )
     assert snapshotter.save(1, {"x": there(TABLE, mesh)}), "a refused save does not block the next"
     snapshotter.join(60)
 
@@ -443,6 +447,7 @@ def a_save_while_one_runs_is_skipped_and_says_so() -> None:
 @case
 def a_slice_lost_in_the_middle_of_a_save_leaves_the_former() -> None:
     snapshotter, state = saved(0, 1, 2, step=1)
+    lost_step = there(np.int32(3), mesh_of(1))
     stop(1)
     with logged() as log:
         assert snapshotter.save(2, state)
@@ -456,6 +461,10 @@ def a_slice_lost_in_the_middle_of_a_save_leaves_the_former() -> None:
     # A state with a lost slice is refused at once or fails later, and the former stays either way.
     with contextlib.suppress(LOST):
         snapshotter.save(3, state)
+    snapshotter.join(60)
+    assert snapshotter.latest.step == 1
+    # So is a step that is an array of the lost slice.
+    assert "DATA_LOSS: slice 1" in raised(LOST, lambda: snapshotter.save(lost_step, {"ok": 3}))
     snapshotter.join(60)
     assert snapshotter.latest.step == 1
 
