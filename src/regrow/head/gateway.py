@@ -163,6 +163,8 @@ class Gateway:
         init.platform_version = f"regrow {__version__}"
         init.process_index = 0
         init.runtime_type = "regrow"
+        # What JAX reads of a backend by name: jax.export asks which form of a program it takes.
+        init.client_attributes.attributes["serialize_with_sdy"].bool_value = True
         for device in range(self._runtime.topology.devices):
             _add_device(init, device, self._runtime.topology)
         return response

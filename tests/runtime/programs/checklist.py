@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from cases import case, run_cases
+from jax import export
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
@@ -312,6 +313,15 @@ def what_is_known_of_a_program() -> None:
         assert compiled.input_shardings[0][0].device_set == x.sharding.device_set
         same(compiled(x), np.asarray(x) @ np.asarray(x))
         compiled.output_shardings  # noqa: B018
+
+
+@case
+def exported_programs() -> None:
+    x = jax.device_put(TABLE, GRID)
+    doubled = jax.jit(lambda v: v * 2, in_shardings=x.sharding, out_shardings=x.sharding)
+    exported = export.export(doubled)(x)
+    assert exported.nr_devices == len(x.sharding.device_set)
+    same(jax.jit(exported.call)(x), TABLE * 2)
 
 
 @case
