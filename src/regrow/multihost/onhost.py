@@ -22,14 +22,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
-import tarfile
-import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,14 +260,14 @@ class Host:
 
     def run(self) -> int:
         """Runs the command to its end; the exit status of the startup script."""
-        if self._store.read("outcome.json") is not None:
+        if self._insist(partial(self._store.read, "outcome.json")) is not None:
             say("the job has ended already")
             self._clean_up()
             return 0
-        self._store.remove(f"done/{self.name}.json")
-        self._record("starting")
+        self._insist(partial(self._store.remove, f"done/{self.name}.json"))
+        self._insist(partial(self._record, "starting"))
         folder = Path.home() / self._job["run"]
-        self._fetch(folder)
+        command = self._command_in(folder)
         signal.signal(signal.SIGTERM, self._interrupted)
         log = Path.home() / ".regrow-job" / f"attempt-{self._attempt}.log"
         log.parent.mkdir(exist_ok=True)
@@ -275,7 +276,7 @@ class Host:
                 [
                     "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh",
                     "-c",
-                    self._job["command"],
+                    command,
                 ],
                 cwd=folder,
                 env=os.environ | self._variables(),
@@ -298,17 +299,32 @@ class Host:
             "REGROW_BUCKET": f"{self._job['bucket'].rstrip('/')}/{self._job['run']}",
         }
 
-    def _fetch(self, folder: Path) -> None:
-        """Has the code there; what earlier attempts have left beside it stays."""
+    def _insist(self, act: Callable[[], Any]) -> Any:
+        """What an action on the bucket gives, which may be out of reach for a while."""
+        while True:
+            try:
+                return act()
+            except Exception as error:  # noqa: BLE001 - of whatever library the bucket needs
+                say(f"the bucket is out of reach: {error}")
+            time.sleep(self._job["report_s"])
+
+    def _command_in(self, folder: Path) -> str:
+        """The command, once its code is there; if that cannot be unpacked, one that says so and fails.
+
+        What earlier attempts have left beside the code stays.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        while (data := self._store.read("code.tar.gz")) is None:
+        while (data := self._insist(partial(self._store.read, "code.tar.gz"))) is None:
             say("the code is not in the bucket yet")
             time.sleep(_PAUSE_S)
-        with tempfile.TemporaryFile() as file:
-            file.write(data)
-            file.seek(0)
-            with tarfile.open(fileobj=file) as archive:
-                archive.extractall(folder, filter="data")
+        # As `multihost run` does: links may lead anywhere, and whatever is there is replaced.
+        argv = ["tar", "-xzf", "-", "--no-same-owner", "-C", str(folder)]
+        done = subprocess.run(argv, input=data, capture_output=True, check=False)
+        if done.returncode == 0:
+            return str(self._job["command"])
+        told = f"the code cannot be unpacked: {done.stderr.decode(errors='replace').strip()}"
+        say(told)
+        return f"echo {shlex.quote(f'regrow job: {told}')}; exit 1"
 
     def _follow(self, command: subprocess.Popen[bytes]) -> int:
         """Keeps the bucket true until the command, or for the leader the job, has ended."""
@@ -317,9 +333,9 @@ class Host:
             status = command.poll()
             self._report("running" if status is None else "ended", status)
             if status is not None and not ended:
-                ended = True
                 done = {"status": status, "at": time.time(), "attempt": self._attempt}
-                self._store.write_json(f"done/{self.name}.json", done)
+                self._insist(partial(self._store.write_json, f"done/{self.name}.json", done))
+                ended = True
             if self.name == LEADER and self._decide():
                 self._end(command)
                 self._clean_up()
@@ -382,12 +398,13 @@ class Host:
 
     def _tries_again(self, ended: list[str]) -> bool:
         """Has everything begun again, if that may be; this host ends with it."""
-        count = (self._store.read_json("restarts.json") or {"count": 0})["count"]
+        told = self._insist(partial(self._store.read_json, "restarts.json"))
+        count = (told or {"count": 0})["count"]
         if count >= self._job["max_restarts"]:
             return False
         for name in ended:
-            self._store.remove(f"done/{name}.json")
-        self._store.write_json("restarts.json", {"count": count + 1})
+            self._insist(partial(self._store.remove, f"done/{name}.json"))
+        self._insist(partial(self._store.write_json, "restarts.json", {"count": count + 1}))
         say(f"the command has failed: restart {count + 1} of {self._job['max_restarts']}")
         return self._control.reset()
 
@@ -404,7 +421,7 @@ class Host:
     def _conclude(self, state: str, status: int, host: str) -> bool:
         say(f"the job has {state}{f' on {host} with status {status}' if host else ''}")
         outcome = {"state": state, "status": status, "host": host, "at": time.time()}
-        self._store.write_json("outcome.json", outcome)
+        self._insist(partial(self._store.write_json, "outcome.json", outcome))
         self._decided = True
         return True
 

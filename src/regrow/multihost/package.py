@@ -66,6 +66,8 @@ def packed(folder: Path, exclude: Sequence[str] = ()) -> Iterator[Package]:
         names = (path, path.rpartition("/")[2])
         if any(fnmatch.fnmatch(name, one) for name in names for one in (*EXCLUDED, *exclude)):
             return None
+        if entry.isfifo() or entry.isdev():
+            return None
         files += entry.isfile()
         return entry
 
