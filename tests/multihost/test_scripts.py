@@ -52,7 +52,7 @@ def told(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def test_a_command_has_its_folder_its_variables_and_its_status(sh):
     script = scripts.run(
-        "a folder", 'pwd; echo "$X"; read line || echo no input; exit 3', {"X": "it's"}
+        "a folder", 'pwd; echo "$X"; read line || echo no input; exit 3', {"X": "it's"}, "a1"
     )
     assert told(sh(script, stdin=subprocess.DEVNULL))[0] == 1
     assert told(sh("mkdir 'a folder'"))[0] == 0
@@ -66,7 +66,7 @@ def test_a_command_has_its_folder_its_variables_and_its_status(sh):
 def test_the_end_of_input_ends_the_command_and_all_it_has_started(sh):
     told(sh("mkdir f"))
     command = "trap '' TERM; setsid sleep 600 & echo $!; sleep 601 & echo $!; echo $$; wait"
-    with sh(scripts.run("f", command, {}), stdin=subprocess.PIPE) as process:
+    with sh(scripts.run("f", command, {}, "a1"), stdin=subprocess.PIPE) as process:
         pids = [int(process.stdout.readline()) for _ in range(3)]
         assert all(runs(pid) for pid in pids)
         process.stdin.close()
@@ -75,21 +75,38 @@ def test_the_end_of_input_ends_the_command_and_all_it_has_started(sh):
         until(lambda: not any(runs(pid) for pid in pids))
 
 
+def leaves_behind(sh, run_id: str) -> int:
+    """Has a run end and a process of it stay; its id."""
+    script = scripts.run("f", "setsid sleep 600 >/dev/null 2>&1 & echo $!", {}, run_id)
+    with sh(script, stdin=subprocess.PIPE) as process:
+        left = int(process.stdout.readline())
+        # The end of its input would end all of it.
+        assert process.wait(timeout=30) == 0
+    return left
+
+
 def test_what_an_earlier_run_has_left_is_ended_and_nothing_else(sh, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     environ = os.environ | {scripts.MARK: str(other)}
     with subprocess.Popen(["sleep", "30"], env=environ) as somebody_elses:
         told(sh("mkdir f"))
-        script = scripts.run("f", "setsid sleep 600 >/dev/null 2>&1 & echo $!", {})
-        _, output, _ = told(sh(script, stdin=subprocess.PIPE))
-        left = int(output)
+        left = leaves_behind(sh, "a1")
         assert runs(left)
         status, _, errors = told(sh(scripts.prepare("f", unpack=False)))
         assert (status, errors) == (0, "ending 1 process(es) of a run\n")
         assert not runs(left)
         assert runs(somebody_elses.pid)
         somebody_elses.kill()
+
+
+def test_a_run_that_ends_leaves_the_one_that_has_replaced_it_alone(sh):
+    told(sh("mkdir f"))
+    left = leaves_behind(sh, "b2")
+    assert told(sh(scripts.sweep("a1"))) == (0, "", "")
+    assert runs(left)
+    assert told(sh(scripts.sweep("b2"))) == (0, "", "ending 1 process(es) of a run\n")
+    assert not runs(left)
 
 
 def test_who_holds_a_device_is_ended(sh, tmp_path):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol, final
@@ -64,6 +65,7 @@ class Run:
         command: What runs there.
         package: The folder; None: it is there already.
         logs: Where the output of each host is kept.
+        id: Of this run and no other.
     """
 
     hosts: Sequence[Host]
@@ -72,6 +74,7 @@ class Run:
     command: str
     package: Package | None
     logs: Path
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def _devices(self) -> Sequence[str]:
@@ -105,7 +108,7 @@ class Run:
 
     def execute(self, screen: Screen) -> list[Result]:
         """Runs the command everywhere; the first failure ends it everywhere."""
-        script = scripts.run(self.name, self.command, self._variables())
+        script = scripts.run(self.name, self.command, self._variables(), self.id)
         with _lifeline() as (reader, cut), _logs(self.logs, self.hosts) as log:
 
             def tell(host: Host, stream: Stream, line: bytes) -> None:
@@ -124,7 +127,7 @@ class Run:
 
     def sweep(self, screen: Screen) -> list[Result]:
         """Makes sure that nothing of the run is left on the hosts."""
-        script = scripts.sweep()
+        script = scripts.sweep(self.id)
         screen.phase("end", self.hosts)
         return run_everywhere(
             self.hosts,
