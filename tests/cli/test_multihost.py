@@ -291,6 +291,8 @@ class TestJob:
             (("--num-slices", "0"), 2, "0 is not in the range"),
             (("--spot", "--reserved"), 2, "exclude each other"),
             (("--bucket", "nothing://x"), 2, "--bucket=nothing://x"),
+            (("--bucket", "who.sh"), 2, "who.sh cannot be read and written: "),
+            (("--command", " "), 2, "--command is empty"),
             (("--metadata", "startup-script=x"), 2, "is its own"),
         ],
     )

@@ -33,6 +33,9 @@ def test_every_layout_takes_the_same_step():
     told = json.loads(done.stdout)
     assert [one["shard"] for one in told] == [[128, 8], [32, 32], [64, 16]]
     assert all(max(one["errors"]) < 0.05 for one in told), told
+    ratios = [ratio for one in told for ratio in one["memory"]]
+    assert len(ratios) == 6
+    assert 0.6 < min(ratios) <= max(ratios) < 1.6, ratios
 
 
 def test_the_command_of_the_page():
@@ -50,11 +53,11 @@ def test_numbers_that_cannot_be():
 
 
 def test_the_batch_of_the_page_is_near_what_the_memory_holds():
-    memory = PAGE.memory_bytes(HybridMesh((1, 4, 1), (1, 1, 1)))
+    memory = PAGE.memory(HybridMesh((1, 4, 1), (1, 1, 1))).total_bytes
     assert 0.4 * 32 * 2**30 < memory < 32 * 2**30
 
 
 def test_sharding_frees_memory():
-    plain, spread = (PAGE.state_bytes(HybridMesh(ici, (1, 1, 1))) for ici in ((4, 1, 1), (1, 4, 1)))
-    assert spread < plain
-    assert PAGE.state_bytes(HybridMesh((1, 1, 4), (1, 1, 1))) < spread
+    layouts = ((4, 1, 1), (1, 4, 1), (1, 1, 4))
+    plain, spread, split = (PAGE.memory(HybridMesh(ici, (1, 1, 1))).state_bytes for ici in layouts)
+    assert split < spread < plain

@@ -115,7 +115,7 @@ def shardings(
     if leads and as_json:
         told = dataclasses.asdict(result) | {
             "parameters": workload.parameters,
-            "memory_bytes": workload.memory_bytes(result.mesh),
+            "memory_bytes": benchmark.memory.total_bytes,
             "device_flop": workload.device_flop,
             "step_s": result.step_s,
             "flops_per_s": result.flops_per_s,
@@ -129,7 +129,7 @@ def shardings(
 def _before(benchmark: Any) -> Iterator[str]:
     slices, per_slice = benchmark.shape
     workload, mesh = benchmark.workload, benchmark.mesh
-    state = workload.state_bytes(mesh)
+    memory = benchmark.memory
     sizes = " x ".join(
         f"{axis} {inner * outer}"
         for axis, inner, outer in zip(AXES, mesh.ici, mesh.dcn, strict=True)
@@ -139,8 +139,8 @@ def _before(benchmark: Any) -> Iterator[str]:
         f"({benchmark.device_kind}); ici {mesh.ici}, dcn {mesh.dcn}"
     )
     yield (
-        f"memory estimate: {(state + workload.activation_bytes) / 1e9:.3g} GB a device "
-        f"({state / 1e9:.3g} weights and gradients, {workload.activation_bytes / 1e9:.3g} "
+        f"memory estimate: {memory.total_bytes / 1e9:.3g} GB a device "
+        f"({memory.state_bytes / 1e9:.3g} weights and gradients, {memory.activation_bytes / 1e9:.3g} "
         f"activations); {workload.parameters:,} parameters"
     )
 

@@ -86,6 +86,10 @@ def run(
 
     if use_existing_folder and run_name is None:
         raise UsageError("--use-existing-folder: give the --run-name whose folder is to be used")
+    if not prefix:
+        raise UsageError("--prefix is empty: give the name of a queued resource or slice")
+    if not text.strip():
+        raise UsageError("--command is empty: give what is to run on every host")
     name = check_run_name(run_name or now_name())
     hosts = hosts_of_prefix(client, place, prefix)
     refuse_workers(hosts)

@@ -113,6 +113,8 @@ def job(
     from regrow.multihost.package import packed
     from regrow.multihost.runner import check_run_name, now_name
 
+    if not text.strip():
+        raise UsageError("--command is empty: give what is to run on every host")
     name = check_run_name(run_name or f"job-{now_name()}")
     url = absolute(bucket)
     one = Job(name, url, text, place, client.endpoint, grace_s, report_s, keep, max_restarts)

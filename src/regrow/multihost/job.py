@@ -5,9 +5,10 @@ What they are and how they stand is in their bucket; see `onhost`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -137,24 +138,39 @@ def submit(
         The operation.
 
     Raises:
-        UsageError: If there is a run of that name in the bucket.
+        UsageError: If there is a run of that name in the bucket, or it cannot be written.
         CloudApiError: If the API refuses; nothing is left in the bucket then.
     """
     store = open_store(job.bucket, job.run)
-    if store.read("job.json") is not None:
+    with _reached(job.bucket):
+        known = store.read("job.json")
+    if known is not None:
         raise UsageError(
             f"there is a job {job.run} in {job.bucket} already; choose another --run-name, or go on "
             f"with that one: regrow multihost resume {job.run}"
         )
+    doc = job.doc() | {"request": request, "created_at": time.time()}
     with package.reader() as reader, open(reader, "rb", closefd=False) as file:
-        store.write("code.tar.gz", file.read())
-    store.write_json("job.json", job.doc() | {"request": request, "created_at": time.time()})
+        code = file.read()
+    with _reached(job.bucket):
+        store.write("code.tar.gz", code)
+        store.write_json("job.json", doc)
     try:
         return client.create_queued(job.place, job.run, request)
     except BaseException:
         for name in ("job.json", "code.tar.gz"):
             store.remove(name)
         raise
+
+
+@contextlib.contextmanager
+def _reached(bucket: str) -> Iterator[None]:
+    """Has what goes wrong with a bucket be one line."""
+    try:
+        yield
+    except Exception as error:  # of whatever library the bucket needs
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"--bucket={bucket} cannot be read and written: {text}") from error
 
 
 def resume(client: CloudClient, store: onhost.Store, run: str) -> dict[str, Any]:

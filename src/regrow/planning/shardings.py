@@ -29,10 +29,34 @@ FEED_FORWARD: Final = 4
 
 _LEARNING_RATE: Final = 1e-4
 _BYTES: Final = 2  # of a bfloat16
+# XLA computes bfloat16 in float32 on CPUs, with copies: three times the activations as XLA's own analysis
+# has them (2.4 times without tensor parallelism, up to 3.7 with it). And it gathers all weights at once,
+# and has all gradients whole before it scatters them, both in float32.
+_CPU_ACTIVATIONS: Final = 3
+_CPU_BYTES: Final = 4
 _WEIGHTS: Final = PartitionSpec("tensor", "fsdp")
 _BATCH: Final = PartitionSpec(("data", "fsdp"), "tensor")
 
 _Weights = list[tuple[jax.Array, jax.Array]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An estimate of what a device needs.
+
+    Attributes:
+        state_bytes: Weights and gradients.
+        activation_bytes: The rest.
+    """
+
+    state_bytes: float
+    activation_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All of it."""
+        return self.state_bytes + self.activation_bytes
 
 
 @final
@@ -65,22 +89,21 @@ class Workload:
         """FLOP a device and step, 6 a parameter and row, as the page counts."""
         return 6.0 * self.parameters * self.batch_size
 
-    def state_bytes(self, mesh: HybridMesh) -> float:
-        """Weights and gradients a device, and one layer's gathered weights."""
-        tensor = mesh.ici[2] * mesh.dcn[2]
-        sharded = 2 * self.parameters / (mesh.ici[1] * mesh.dcn[1] * tensor)
-        return _BYTES * (sharded + self.parameters / self.num_layers / tensor)
+    def memory(self, mesh: HybridMesh, *, is_cpu: bool = False) -> Memory:
+        """What a device needs for it.
 
-    @property
-    def activation_bytes(self) -> float:
-        """Activations a device: those kept for the backward pass, and two gradients of a layer."""
+        Weights and gradients, and one layer's gathered weights; activations, kept for the backward pass,
+        and two gradients of a layer. What XLA needs on CPUs is more.
+        """
+        _, fsdp, tensor = (inner * outer for inner, outer in zip(mesh.ici, mesh.dcn, strict=True))
+        sharded = _BYTES * 2 * self.parameters / (fsdp * tensor)
         kept = (1 + FEED_FORWARD) * self.num_layers
         elements = self.batch_size * self.embedding_dimension
-        return float(_BYTES * elements * (kept + 2 * FEED_FORWARD))
-
-    def memory_bytes(self, mesh: HybridMesh) -> float:
-        """The estimate of what a device needs."""
-        return self.state_bytes(mesh) + self.activation_bytes
+        activations = float(_BYTES * elements * (kept + 2 * FEED_FORWARD))
+        if is_cpu:
+            whole = _CPU_BYTES * self.parameters / tensor * (2 if fsdp > 1 else 1)
+            return Memory(sharded + whole, _CPU_ACTIVATIONS * activations)
+        return Memory(sharded + _BYTES * self.parameters / self.num_layers / tensor, activations)
 
 
 @final
@@ -144,10 +167,16 @@ class Benchmark:
         return (len(self._slices), len(self._slices[0]))
 
     @property
+    def memory(self) -> Memory:
+        """What a device needs, by estimate."""
+        is_cpu = self._slices[0][0].platform == "cpu"
+        return self.workload.memory(self.mesh, is_cpu=is_cpu)
+
+    @property
     def cautions(self) -> tuple[str, ...]:
         """What is likely to go badly, and why."""
         made_of = generation_of_device(self.device_kind)
-        needed = self.workload.memory_bytes(self.mesh)
+        needed = self.memory.total_bytes
         if made_of is None or needed <= made_of.hbm_bytes / made_of.devices_per_chip:
             return self.mesh.cautions
         there = made_of.hbm_bytes / made_of.devices_per_chip
@@ -205,7 +234,7 @@ class Benchmark:
         local = jax.local_devices()
         if local[0].platform != "cpu":
             return
-        needed = len(local) * self.workload.memory_bytes(self.mesh)
+        needed = len(local) * self.memory.total_bytes
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > there:
             raise UsageError(

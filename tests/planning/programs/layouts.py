@@ -12,6 +12,8 @@ import numpy as np
 from regrow.planning import Degrees
 from regrow.planning.shardings import Benchmark, Workload, make_inputs, training_step
 
+# One of many activations, one of many weights.
+LARGE = [Workload(4096, 128, 4), Workload(32, 512, 4)]
 WORKLOAD = Workload(batch_size=8, embedding_dimension=32, num_layers=1)
 LAYOUTS = [(1, 4, 1), (1, 1, 4), (1, 2, 2)]
 # So large that the step shows in bfloat16.
@@ -32,8 +34,19 @@ def plain_step(inputs: Any) -> list[np.ndarray]:
     ]
 
 
+def memory(layout: tuple[int, int, int], workload: Workload) -> float:
+    """What XLA says that a step takes on a device, in parts of the estimate."""
+    benchmark = Benchmark(workload, Degrees(*layout), Degrees())
+    mesh = benchmark.device_mesh()
+    inputs = jax.eval_shape(lambda: make_inputs(workload, mesh))
+    with jax.set_mesh(mesh):
+        made = training_step(mesh).lower(*inputs).compile().memory_analysis()
+    taken = made.temp_size_in_bytes + made.argument_size_in_bytes
+    return taken / benchmark.memory.total_bytes
+
+
 def main() -> None:
-    """Prints the shape of a weight's shard and the largest errors, in parts of the step itself."""
+    """Prints the shape of a weight's shard, the largest errors, in parts of the step, and memory."""
     meshes = [Benchmark(WORKLOAD, Degrees(*one), Degrees()).device_mesh() for one in LAYOUTS]
     made = make_inputs(WORKLOAD, meshes[0])
     inputs = jax.tree.map(np.asarray, made)
@@ -43,7 +56,7 @@ def main() -> None:
         for new, old in zip(wanted, jax.tree.leaves(inputs[0]), strict=True)
     ]
     told = []
-    for mesh in meshes:
+    for layout, mesh in zip(LAYOUTS, meshes, strict=True):
         with jax.set_mesh(mesh):
             weights, batch = jax.tree.map(jnp.asarray, inputs)
             moved = jax.tree.leaves(training_step(mesh, LEARNING_RATE)(weights, batch))
@@ -52,7 +65,8 @@ def main() -> None:
             for got, want, step in zip(moved, wanted, steps, strict=True)
         ]
         shard = moved[0].addressable_shards[0].data.shape
-        told.append({"shard": shard, "errors": errors})
+        taken = [memory(layout, workload) for workload in LARGE]
+        told.append({"shard": shard, "errors": errors, "memory": taken})
     print(json.dumps(told))
 
 
