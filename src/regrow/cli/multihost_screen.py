@@ -110,7 +110,9 @@ class RunScreen:
         self._told_at = time.monotonic()
         if result.status and not result.stopped:
             status = f"failed with status {result.status}"
-            say(f"{self._phase}: {result.host.label} {result.trouble or status}")
+            label = result.host.label
+            told = (result.trouble or status).removeprefix(f"{label} ")
+            say(f"{self._phase}: {label} {told}")
         elif self._live is None and self._phase == "command":
             say(f"{self._phase}: {result.host.label} {row.state} ({self._progress()})")
 
