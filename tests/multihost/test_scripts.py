@@ -56,8 +56,10 @@ def test_a_command_has_its_folder_its_variables_and_its_status(sh):
     )
     assert told(sh(script, stdin=subprocess.DEVNULL))[0] == 1
     assert told(sh("mkdir 'a folder'"))[0] == 0
-    status, output, _ = told(sh(script, stdin=subprocess.PIPE))
-    assert status == 3
+    with sh(script, stdin=subprocess.PIPE) as process:
+        # The end of its input would end it.
+        assert process.wait(timeout=30) == 3
+        output = process.stdout.read()
     lines = output.splitlines()
     assert lines[0].endswith("/home/a folder")
     assert lines[1:] == ["it's", "no input"]
