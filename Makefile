@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed-py$(PY_TAG)
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps
 # A process of tests for each core; those of a file stay together, for they share clusters.
-BESIDE := -n auto --maxprocesses 4 --dist loadfile
+BESIDE := -n auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 SUPPORTED = $$(ls requirements | sed -n 's/^py\(.\)\(..\)\.txt$$/\1.\2/p' | xargs)
 say = @echo "regrow: $(1)"
 fail = { echo "regrow: $(1)" >&2; exit 1; }

@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -22,8 +23,10 @@ def no_choice(monkeypatch):
 
 
 @pytest.fixture
-def home(tmp_path):
-    return Home(tmp_path / "home")
+def home():
+    # Not in pytest's directory, whose name may be too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="regrow-home-", dir="/tmp") as directory:
+        yield Home(Path(directory) / "home")
 
 
 @pytest.fixture

@@ -36,5 +36,8 @@ def run_cases() -> int:
             print("bad", function.__name__, flush=True)
         else:
             seconds = f"({time.monotonic() - begin:.2f} s)"
-            print("ok", function.__name__, seconds, "" if told is None else told, flush=True)
+            words = ["ok", function.__name__, seconds, *([] if told is None else [str(told)])]
+            # At once: other threads log to the same stream.
+            sys.stdout.write(" ".join(words) + "\n")
+            sys.stdout.flush()
     return 1 if failed else 0
