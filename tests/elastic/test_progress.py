@@ -78,6 +78,12 @@ def test_a_head_that_is_gone_or_deaf_costs_nothing(head: socket.socket, ends: st
     assert current().step == 19_999
 
 
+@pytest.mark.parametrize("step", ["last", None, float("nan")])
+def test_a_step_is_a_number(step):
+    with pytest.raises(UsageError, match="it must be a whole number"):
+        at_step(step)
+
+
 def test_what_is_no_phase() -> None:
     for name in ("", "two words", "a" * 41, "(x)"):
         with pytest.raises(UsageError, match="is no phase"), phase(name):

@@ -169,9 +169,11 @@ class Ahead(Generic[_T]):
             return False
         try:
             self._get(slices)
-        except Exception:
-            # Whoever needs the set makes it himself, and meets the error there.
-            _logger.exception("the programs for slices %s could not be made", sorted(slices))
+        except Exception as error:  # noqa: BLE001 - who needs the set makes it, and meets the error there
+            _logger.warning(
+                "the programs for slices %s could not be made ahead: %s: %s",
+                sorted(slices), type(error).__name__, error,
+            )  # fmt: skip
             return False
         return True
 

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, final
+from typing import Any, Final, Protocol, final
 
 from regrow.client.stamps import stamp
 from regrow.client.telling import tell
@@ -62,15 +62,32 @@ def current() -> Progress:
     return _now
 
 
+def whole(step: Any) -> int:
+    """The number of a step, which may be an array of one.
+
+    Raises:
+        UsageError: It is no number.
+        JaxRuntimeError: It is an array on a slice that was lost.
+    """
+    try:
+        return int(step)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"the step is {step!r}; it must be a whole number") from None
+
+
 def at_step(step: int) -> None:
     """Says that the program begins a training step.
 
     It is optional, and costs some tens of microseconds. With it, errors of lost slices name the step, and
     `elastic_retry` recognises an error that comes back at the same step. What this thread executes from
     then on belongs to that step, so the timeline can name the steps that a loss has cost.
+
+    Raises:
+        UsageError: The step is no whole number.
     """
-    stamp(int(step))
-    _set(step=int(step), phase="step")
+    step = whole(step)
+    stamp(step)
+    _set(step=step, phase="step")
     for follower in list(_followers):
         follower.stepped()
 

@@ -46,19 +46,20 @@ def record(step: int, loss: Any, state: Any = None, ids: Iterable[Any] | None = 
             run, in their order (`ElasticLoader.record_ids`); None: they are not compared.
 
     Raises:
-        UsageError: The loss is not one number, or an id is neither a whole number nor a string.
+        UsageError: The step or the loss is not one number, or an id is neither a whole number nor a string.
         JaxRuntimeError: A slice that holds a part of it was lost.
     """
+    step = progress.whole(step)
     path = os.environ.get(JOURNAL_VARIABLE)
     plan = planned.follower()
     offer = None
     if plan is not None:
-        offer = plan.before_record(int(step), _slices(loss, state))
+        offer = plan.before_record(step, _slices(loss, state))
     if path is not None:
-        _journal(path).write(_made(int(step), loss, state, ids))
+        _journal(path).write(_made(step, loss, state, ids))
     if plan is not None and offer is not None:
         plan.offer(offer)
-    progress.after_step(int(step))
+    progress.after_step(step)
 
 
 def _made(step: int, loss: Any, state: Any, ids: Iterable[Any] | None) -> StepRecord:

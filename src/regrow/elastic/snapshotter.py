@@ -58,7 +58,14 @@ class Snapshotter:
         Args:
             replica_axis_index: Which axis of the mesh has one index for each replica; usually a
                 replica is a slice. Negative: from the end. Arrays must not be sharded over it.
+
+        Raises:
+            UsageError: It is no whole number.
         """
+        if type(replica_axis_index) is not int:
+            raise UsageError(
+                f"replica_axis_index is {replica_axis_index!r}; it must be a whole number"
+            )
         self.replica_axis_index = replica_axis_index
         self._slot: SnapshotSlot[Snapshot] = SnapshotSlot()
         self._skipped_said = 0
@@ -94,7 +101,7 @@ class Snapshotter:
             JaxRuntimeError: A slice that is needed is lost.
         """
         # Before anything has begun: a step that is an array may be on a lost slice.
-        step = _whole(step)
+        step = progress.whole(step)
         ticket = self._slot.begin(step)
         if ticket is None:
             self._say_skipped(step)
@@ -187,10 +194,3 @@ class Snapshotter:
         else:
             if not self._slot.commit(ticket, done):
                 _logger.info("the snapshot of step %d was overtaken by a load", ticket.step)
-
-
-def _whole(step: Any) -> int:
-    try:
-        return int(step)
-    except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"the step of a snapshot is {step!r}; it must be a whole number") from None

@@ -379,12 +379,16 @@ def what_cannot_be_saved() -> None:
     assert "x: its mesh has the axes ('model',), and none of index 1" in raised(
         UsageError, lambda: Snapshotter(replica_axis_index=1).save(1, {"x": there(TABLE, flat)})
     )
+    assert "replica_axis_index is 'x'" in raised(
+        UsageError,
+        lambda: Snapshotter(replica_axis_index="x"),  # type: ignore[arg-type]
+    )
     differ = {"a": there(TABLE, mesh), "b": there(TABLE, mesh_of(0))}
     assert "differ in the number of replicas" in raised(
         UsageError, lambda: snapshotter.save(1, differ)
     )
     for step in ("last", None, float("inf")):
-        assert f"the step of a snapshot is {step!r}; it must be a whole number" in raised(
+        assert f"the step is {step!r}; it must be a whole number" in raised(
             UsageError, lambda step=step: snapshotter.save(step, {"x": there(TABLE, mesh)})
         )
     assert snapshotter.save(1, {"x": there(TABLE, mesh)}), "a refused save does not block the next"
