@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, final
 
@@ -20,6 +21,7 @@ from regrow.control import Method, request
 from regrow.errors import ClusterError, NoClusterError
 from regrow.home import CLUSTER_VARIABLE, HOME_VARIABLE, ClusterState, Home
 from regrow.supervise import Supervisor
+from regrow.suspend.abandoned import FOLDER, job_folder, sweep_abandoned
 from regrow.suspend.storage import check_url
 
 START_DEADLINE_S: Final = 120.0
@@ -51,6 +53,18 @@ def head_config(options: ClusterOptions, home: Home, state: ClusterState) -> Hea
     )
 
 
+def sweep_suspended(home: Home) -> list[Path]:
+    """Removes what killed clusters have left unfinished of suspended state; the folders that stay.
+
+    A snapshot that was committed stays until its user removes it.
+    """
+
+    def owned() -> set[str]:
+        return {job_folder(state.name, state.run_id) for state in home.entries()}
+
+    return sweep_abandoned(home.path / FOLDER, owned)
+
+
 def start_cluster(
     options: ClusterOptions,
     *,
@@ -75,6 +89,7 @@ def start_cluster(
     home = home or Home()
     state = home.claim(name, stem=stem, purpose=purpose)
     try:
+        sweep_suspended(home)
         config = head_config(options, home, state)
         if config.tcp is not None:
             state = dataclasses.replace(state, token=config.tcp.token)

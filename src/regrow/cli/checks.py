@@ -15,6 +15,7 @@ from typing import Any, Final
 from regrow import __version__
 from regrow.cli.findings import (
     CREDENTIALS_MEND,
+    LEFT_MEND,
     TARGET_MEND,
     TOKEN_MEND,
     UNREACHABLE_MEND,
@@ -22,6 +23,7 @@ from regrow.cli.findings import (
 )
 from regrow.cli.status import event_of
 from regrow.client import Settings
+from regrow.cluster import sweep_suspended
 from regrow.control import request
 from regrow.errors import RegrowError, UsageError
 from regrow.home import Home
@@ -169,6 +171,12 @@ def clusters(home: Home, name: str | None) -> list[Finding]:
         Finding("note", f"cluster {dead} had been killed; what it had left is removed")
         for dead in swept
     ]
+    findings += [
+        Finding(
+            "note", f"a cluster that is gone has left a snapshot: {path}", LEFT_MEND.format(path)
+        )
+        for path in sweep_suspended(home)
+    ]
     running = home.clusters()
     if name is not None:
         running = [home.find(name)]
@@ -181,8 +189,28 @@ def clusters(home: Home, name: str | None) -> list[Finding]:
             mend = f"regrow down --cluster {state.name}"
             findings.append(Finding("bad", f"cluster {state.name}: {error}", mend))
         else:
-            findings += _cluster(state.name, status)
+            look = _shared if state.shared else _cluster
+            findings += look(state.name, status)
     return findings
+
+
+def _shared(name: str, status: dict[str, Any]) -> list[Finding]:
+    failed = [
+        Finding(
+            "bad",
+            f"cluster {name}: slice {one['index']} has failed: {one['reason']}",
+            "it returns by itself",
+        )
+        for one in status["slices"]
+        if one["state"] == "failed"
+    ]
+    waiting = [
+        Finding("note", f"cluster {name}: job {job['name']} is {job['phase']}: {job['reason']}")
+        for job in status["jobs"]
+        if job["phase"] != "running"
+    ]
+    fine = Finding("ok", f"cluster {name} is shared: {_all_up(len(status['slices']))}")
+    return [*(failed or [fine]), *waiting]
 
 
 def _cluster(name: str, status: dict[str, Any]) -> list[Finding]:
@@ -197,12 +225,19 @@ def _cluster(name: str, status: dict[str, Any]) -> list[Finding]:
         Finding(
             "bad",
             f"cluster {name}: slice {one['index']} is {one['state']}: {_why(one)}",
-            "it returns by itself"
-            if one["restore_in_s"] is not None or one["state"] == "starting"
-            else f"regrow slice restore {one['index']} --cluster {name}",
+            _back(name, one),
         )
         for one in down
     ]
+
+
+def _back(name: str, one: dict[str, Any]) -> str:
+    """How a slice that is down comes back."""
+    if one["state"] == "suspended":
+        return f"regrow resume --cluster {name}"
+    if one["restore_in_s"] is not None or one["state"] == "starting":
+        return "it returns by itself"
+    return f"regrow slice restore {one['index']} --cluster {name}"
 
 
 def _why(one: dict[str, Any]) -> str:

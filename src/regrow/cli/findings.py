@@ -33,6 +33,9 @@ REGISTER_MEND: Final = (
     "call regrow.connect(target), or pathwaysutils.initialize(), before JAX is first used; "
     "`regrow run` and `regrow env` arrange it without a change of the script"
 )
+LEFT_MEND: Final = (
+    "regrow snapshot show {0}, regrow snapshot load {0} DIRECTORY; if nobody needs it: rm -r {0}"
+)
 TARGET_MEND: Final = (
     "set JAX_BACKEND_TARGET to grpc://HOST:PORT or grpc://unix:/PATH; `regrow env` prints it"
 )

@@ -183,8 +183,12 @@ class _Job:
 
     @property
     def _lived(self) -> int:
-        """The attempt that has just ended: the one that was started, or as which it was resumed."""
-        return self._started if self._link is None else max(self._started, self._link.attempt)
+        """The attempt that has just ended: the one that was started, or as which it was resumed.
+
+        To the manager, a job that is suspended is in the attempt as which it is to be resumed.
+        """
+        lived = self._started if self._link is None else max(self._started, self._link.attempt)
+        return lived + 1 if self._tenant.tenancy.suspended else lived
 
     # --- waiting ---
 

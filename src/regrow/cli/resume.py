@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from regrow.cli.job_suspend import Job, find, resume_job
 from regrow.cli.options import cluster_choice
 from regrow.cli.report import count, say
 from regrow.cluster import SUSPEND_DEADLINE_S
@@ -21,7 +22,10 @@ def command(slices: tuple[int, ...], name: str | None) -> None:
 
     Returns when their state is there again. Clients go on once no slice is suspended any longer.
     """
-    state = Home().find(name)
+    state = find(Home(), name)
+    if isinstance(state, Job):
+        resume_job(state, slices)
+        return
     back = request(
         state.control_socket,
         "resume",

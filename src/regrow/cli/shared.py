@@ -48,11 +48,11 @@ def supervise_shared(
         warm: Whether spares are warm.
         ending: The signals that end it.
     """
-    _check(options, spares, priorities)
     manager = ["--spares", str(spares), "--grace", str(grace_s)]
     if priorities is not None:
         manager += ["--priorities", str(priorities)]
     try:
+        _check(options, spares, priorities)
         home = Home()
         state = home.claim(name, stem="up", purpose="regrow up")
         try:

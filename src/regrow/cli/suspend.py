@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from regrow.cli.job_suspend import Job, find, suspend_job
 from regrow.cli.options import cluster_choice
 from regrow.cli.report import count, say
 from regrow.cluster import SUSPEND_DEADLINE_S
 from regrow.control import ControlConnection, request
-from regrow.errors import ControlError, WaitTimeout
+from regrow.errors import ControlError, UsageError, WaitTimeout
 from regrow.home import ClusterState, Home
 
 _LOOK_EVERY_S: Final = 0.2
@@ -43,10 +45,15 @@ def command(
     """
     if [bool(slices), every, job].count(True) != 1 or (job and url is not None):
         raise click.UsageError("say what: --slice I, --all (both also with --url), or --job")
-    state = Home().find(name)
     if job:
-        _suspend_job(state)
+        _end_job(Home().find(name))
         return
+    state = find(Home(), name)
+    if isinstance(state, Job):
+        suspend_job(state, slices, url)
+        return
+    if url and "://" not in url:
+        url = str(Path(url).absolute())  # The head may have been started elsewhere.
     saved: dict[str, Any] = request(
         state.control_socket,
         "suspend",
@@ -76,8 +83,10 @@ def _wait_for_end(control: ControlConnection) -> None:
     raise WaitTimeout("the script to end", SUSPEND_DEADLINE_S)
 
 
-def _suspend_job(state: ClusterState) -> None:
+def _end_job(state: ClusterState) -> None:
     """Has the script save and end, waits for that, and ends the cluster."""
+    if state.shared:
+        raise UsageError(f"cluster {state.name} is shared, and no job: name one with --cluster JOB")
     with ControlConnection(state.control_socket) as control:
         control.call("suspend_job")
         say(f"{state.name}: waiting for the script to save its state and to end")

@@ -47,6 +47,7 @@ from regrow.head.links import Link
 from regrow.head.runtime import Runtime
 from regrow.slices import LIVE, Event, Membership, Resumed, ResumeFailed, ResumeRequested, Suspended
 from regrow.suspend import Manifest, PartEntry, Snapshots, open_storage
+from regrow.suspend.abandoned import FOLDER, job_folder
 from regrow.suspend.judge import Facts, objection
 from regrow.suspend.points import reach
 from regrow.suspend.shards import CHUNK_BYTES
@@ -116,8 +117,9 @@ class Suspension:
 
     def place(self, url: str | None = None) -> str:
         """Where the state of this cluster goes: a folder of its own at `url`, or at the usual place."""
-        base = url or self._config.gcs_scratch_location or f"{self._config.home}/suspended"
-        return f"{base.rstrip('/')}/{self._config.name}-{self._config.run_id[:8]}"
+        config = self._config
+        base = url or config.gcs_scratch_location or f"{config.home}/{FOLDER}"
+        return f"{base.rstrip('/')}/{job_folder(config.name, config.run_id)}"
 
     def describe(self) -> dict[str, Any]:
         """What there is to know, as JSON values."""

@@ -144,7 +144,7 @@ class LeaseLink:
                 self.stop_by = time.monotonic() + left_s
                 self.stop_reason = told["reason"]
             case "Suspend":
-                self._suspending = self.control.send("suspend", slices=None, why=told["reason"])
+                self._suspend(told["reason"])
             case _:
                 pass
 
@@ -153,6 +153,13 @@ class LeaseLink:
         stored = [rank for rank in ranks if rank in self._stored]
         if stored:
             self.control.send("resume", slices=stored)
+
+    def _suspend(self, reason: str) -> None:
+        """Has the head save the state of all slices, or gives them back where it has done so before."""
+        if self.ranks and self._stored.issuperset(self.ranks):
+            self._left()
+        else:
+            self._suspending = self.control.send("suspend", slices=None, why=reason)
 
     def _suspend_answered(self, answer: dict[str, Any]) -> None:
         """The head has saved the state of all slices, or cannot."""
@@ -164,9 +171,13 @@ class LeaseLink:
             cause = str(answer["error"].get("message"))
             tenant.tell("SuspendRefused", name=tenant.name, attempt=self.attempt, cause=cause)
             return
-        for index, incarnation in tenant.tenancy.leases.values():
+        self._left()
+
+    def _left(self) -> None:
+        """Gives back the leases of slices whose state is stored."""
+        for index, incarnation in self._tenant.tenancy.leases.values():
             self.control.send("withdraw", index=index, incarnation=incarnation, cause="suspended")
-        tenant.suspended()
+        self._tenant.suspended()
 
     def _send(self, method: str, told: dict[str, Any]) -> int:
         index, incarnation = told["index"], told["incarnation"]

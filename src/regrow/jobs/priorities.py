@@ -228,5 +228,7 @@ def load_classes(path: Path) -> PriorityClasses:
     """
     try:
         return parse_classes(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the priority classes: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: no text: {error}") from None

@@ -72,6 +72,7 @@ class Tenancy:
 
     def ended(self) -> None:
         """The present attempt has ended, and with it its leases."""
+        self.suspended = False
         leaving, self._leaving = self._leaving, None
         for rank, place in list(self.leases.items()):
             if leaving is None or place in leaving:
