@@ -184,6 +184,19 @@ def test_the_life_of_a_shared_cluster(regrow, pools, one_line) -> None:
     since = time.time()
     pool.kill_process("regrow.jobs.machines")
     pool.until(lambda: job.steps_on([0, 1], since + 0.5))
+
+    # It is suspended and resumed as a whole, by the manager: its slices are free meanwhile.
+    assert "there is: train" in one_line(regrow("suspend", "--cluster", "pool", "--all"), 2)
+    part = regrow("suspend", "--cluster", "train", "--slice", "0")
+    assert "all of it is suspended" in one_line(part, 2)
+    assert "is not suspended" in one_line(regrow("resume", "--cluster", "train"), 3)
+    suspended = regrow("suspend", "--cluster", "train", "--all")
+    assert "job train suspended after" in one_line(suspended, 0)
+    assert pool.leases("train") == []
+    doctor = regrow("doctor", "--no-probe", "--cluster", "pool").stdout
+    assert "cluster pool is shared: all 3 slices are up" in doctor
+    assert "job train resumed in" in one_line(regrow("resume", "--cluster", "train"), 0)
+    pool.until(lambda: job.steps_on([0, 1], time.time()))
     output = job.end()
     assert "2 slices of 1 device up in" in output
     pool.until(lambda: not pool.status()["jobs"])
@@ -192,7 +205,8 @@ def test_the_life_of_a_shared_cluster(regrow, pools, one_line) -> None:
 
 
 def test_what_a_shared_cluster_cannot_be(regrow, one_line, tmp_path) -> None:
-    assert "4 cannot be spares" in one_line(regrow("up", "--slices", "4", "--spares", "4"), 2)
+    detached = regrow("up", "--detach", "--slices", "4", "--spares", "4")
+    assert "4 cannot be spares" in one_line(detached, 2)
     missing = str(tmp_path / "none.yaml")
     assert "No such file" in one_line(regrow("up", "--priorities", missing), 2)
     assert "takes no --port" in one_line(regrow("up", "--spares", "0", "--port", "0"), 2)
@@ -220,6 +234,34 @@ def test_a_job_that_is_preempted_is_suspended_and_goes_on(pools) -> None:
     high.end()
     pool.until(lambda: low.steps_on([0, 1], time.time()))
     assert "resumed" in low.end()
+
+
+@pytest.mark.slow
+def test_a_head_that_is_killed_while_suspended_ends_its_attempt(regrow, pools, one_line) -> None:
+    pool = pools(1)
+
+    def suspended(name: str, *options: str) -> Job:
+        job = pool.job(name, "--slices", "1", *options)
+        pool.until(lambda: job.steps_on([0], 0))
+        assert regrow("suspend", "--cluster", name, "--all").returncode == 0
+        head = Home(regrow.home).find(name).head
+        assert head is not None
+        os.kill(head.pid, signal.SIGKILL)
+        return job
+
+    once = suspended("once")
+    assert once.process.wait(60) == 3
+    pool.until(lambda: not pool.status()["jobs"])
+    again = suspended("again", "--restart", "on-failure")
+    pool.until(lambda: pool.told("again")["phase"] == "queued")
+    # An operator wants it to wait, also for its second life.
+    assert pool.leases("again") == []
+    assert "resumed in" in one_line(regrow("resume", "--cluster", "again"), 0)
+    pool.until(lambda: again.steps_on([0], time.time()))
+    # Whoever ends the command wants no restart.
+    again.process.terminate()
+    assert again.process.wait(60) == 143
+    pool.until(lambda: not pool.status()["jobs"])
 
 
 class Invariants:

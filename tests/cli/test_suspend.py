@@ -36,7 +36,7 @@ def here(regrow, monkeypatch, capfd):
     return run
 
 
-def test_slices_leave_and_come_back(regrow, here, one_line):
+def test_slices_leave_and_come_back(regrow, here, one_line, tmp_path, monkeypatch):
     regrow("up", "--detach", *SMALL)
     assert "say what" in one_line(here("suspend"), 2)
     assert "say what" in one_line(here("suspend", "--all", "--slice", "1"), 2)
@@ -53,6 +53,13 @@ def test_slices_leave_and_come_back(regrow, here, one_line):
     shown = here("snapshot", "show", place)
     assert "slices 0, 1 of 2" in shown.stdout
     assert "2 slices of up-1 resumed in " in one_line(here("resume"), 0)
+    # A relative path is the user's, wherever the head was started.
+    monkeypatch.chdir(tmp_path)
+    assert f" at {tmp_path}/there/" in one_line(
+        here("suspend", "--slice", "1", "--url", "there"), 0
+    )
+    assert "regrow resume --cluster up-1" in here("doctor", "--no-probe").stdout
+    assert here("resume").returncode == 0
     assert here("suspend", "--job").returncode == 0
     regrow.nothing_left()
 

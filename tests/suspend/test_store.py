@@ -10,6 +10,7 @@ import pytest
 
 from regrow.errors import StorageError, UsageError
 from regrow.suspend import ArrayEntry, Manifest, PartEntry, ShardEntry, Snapshots, open_storage
+from regrow.suspend.abandoned import sweep_abandoned
 from regrow.suspend.shards import pieces, read_shards, write_shards
 from regrow.suspend.snapshots import manifest_name
 from regrow.suspend.sweep import leftovers, old
@@ -199,3 +200,20 @@ def test_the_rules_of_sweeping_need_no_storage() -> None:
     found = leftovers([one], [3, 4], ["a" * 64, "b" * 64, "c.part"])
     assert found.manifests == (3,)
     assert found.chunks == ("b" * 64, "c.part")
+
+
+def test_what_killed_clusters_leave_is_swept_but_never_a_snapshot(tmp_path: Path) -> None:
+    kept, half, owned = (tmp_path / f"{name}-0123abcd" for name in ("kept", "half", "owned"))
+    for place in (kept, half, owned, tmp_path / "notes"):
+        hashes, _ = written(str(place), b"x" * 2500)
+        (place / "chunks" / "ab.1-1.part").touch()
+    Snapshots(open_storage(str(kept))).commit(manifest(1, hashes))
+    assert sweep_abandoned(tmp_path, lambda: {"owned-0123abcd"}) == [kept]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [kept.name, "notes", owned.name]
+    assert sorted(os.listdir(kept / "chunks")) == sorted(set(hashes))
+    assert "ab.1-1.part" in os.listdir(owned / "chunks")
+    (kept / manifest_name(1)).write_text("{}")
+    (kept / "chunks" / "unknown").touch()
+    assert sweep_abandoned(tmp_path, lambda: {"owned-0123abcd"}) == [kept]
+    assert "unknown" in os.listdir(kept / "chunks"), "what cannot be read keeps everything"
+    assert sweep_abandoned(tmp_path / "nowhere", lambda: ()) == []

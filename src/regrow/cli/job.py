@@ -17,7 +17,7 @@ from typing import Any, Final, final
 from regrow.chaos.schedule import FaultEvent
 from regrow.cli.accounts import Accounts
 from regrow.cli.arguments import Task
-from regrow.cli.job_options import JobOptions
+from regrow.cli.job_options import FINAL, JobOptions
 from regrow.cli.report import count, say
 from regrow.cli.runner import Runner
 from regrow.cli.signals import unwind_on_signals
@@ -174,7 +174,7 @@ class _Job:
         while True:
             self._await_start()
             status, cause, ended = self._attempt()
-            attempt = None if ended else self._lived
+            attempt = None if ended or (status and status in FINAL) else self._lived
             self._started = self._lived
             self._tenant.ended(ok=status == 0, cause=cause, attempt=attempt)
             if self._is_over():

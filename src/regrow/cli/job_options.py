@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any, Final, TypeVar, final
 
 import click
@@ -13,6 +14,11 @@ from regrow.cli.options import seconds_or_never
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _WAIT_S: Final = 3600.0
+# Well done, wrong usage, a budget that was broken; or whoever sent us a signal wants an end.
+FINAL: Final = frozenset(
+    {0, 2, 5, *(128 + int(signum) for signum in (SIGINT, SIGTERM, SIGHUP, SIGQUIT))}
+)
+"""Exit statuses after which a job is not run anew."""
 
 _OPTIONS: Final = [
     click.option(

@@ -86,7 +86,7 @@ def suspend_job(job: Job, slices: Sequence[int], url: str | None) -> None:
     while True:
         told = _told(manager, name)
         if not told["held"]:
-            raise ControlError(f"job {name} is not suspended: {told['phase']}: {told['reason']}")
+            raise ControlError(f"job {name} is not suspended: {_why_not(manager, name)}")
         if told["phase"] in ("suspended", "queued"):
             break
         _wait(began, f"job {name}, which is {told['phase']}, to be suspended")
@@ -130,6 +130,13 @@ def _told(manager: str, name: str) -> dict[str, Any]:
             found: dict[str, Any] = job
             return found
     raise ControlError(f"job {name} is over: the resource manager does not know it any more")
+
+
+def _why_not(manager: str, name: str) -> str:
+    """What became last of the wish to suspend a job."""
+    changes = request(manager, "status")["changes"]
+    texts = [str(one["text"]) for one in changes if one["job"] == name]
+    return next((text for text in reversed(texts) if "cannot be suspended" in text), texts[-1])
 
 
 def _stored(job: Job) -> bool:

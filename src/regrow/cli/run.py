@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any, Final
 
 import click
@@ -14,7 +13,7 @@ from regrow.chaos.ability import check_possible
 from regrow.chaos.schedule import FaultEvent, parse_schedule
 from regrow.cli.accounts import Accounts
 from regrow.cli.arguments import Task, TaskCommand
-from regrow.cli.job_options import JobOptions, job_options, take_job_options
+from regrow.cli.job_options import FINAL, JobOptions, job_options, take_job_options
 from regrow.cli.options import cluster_options, run_options, to_cluster_options
 from regrow.cli.report import healthy_line, say
 from regrow.cli.runner import Runner
@@ -27,10 +26,6 @@ from regrow.observe import parse_budgets
 from regrow.processes import RUN_MARK, adopted_reaped
 
 RESTARTS_VARIABLE: Final = "REGROW_RESTARTS"
-# Well done, wrong usage, a budget that was broken; or whoever sent us a signal wants an end.
-_FINAL: Final = frozenset(
-    {0, 2, 5, *(128 + int(signum) for signum in (SIGINT, SIGTERM, SIGHUP, SIGQUIT))}
-)
 
 
 @click.command("run", cls=TaskCommand, options_metavar="[OPTIONS]")
@@ -87,7 +82,7 @@ def command(
     restarts = 0
     while True:
         status = run_task(task, () if restarts else faults, restarts=restarts, **values)
-        if restart == "never" or status in _FINAL or restarts >= max_restarts:
+        if restart == "never" or status in FINAL or restarts >= max_restarts:
             return status
         restarts += 1
         say(f"the job ended with status {status}: restart {restarts} of {max_restarts}")
