@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from regrow.errors import StorageError, UsageError
 from regrow.suspend import ArrayEntry, Manifest, PartEntry, ShardEntry, Snapshots, open_storage
 from regrow.suspend.abandoned import sweep_abandoned
+from regrow.suspend.export import export
 from regrow.suspend.shards import pieces, read_shards, write_shards
 from regrow.suspend.snapshots import manifest_name
 from regrow.suspend.sweep import leftovers, old
@@ -217,3 +219,20 @@ def test_what_killed_clusters_leave_is_swept_but_never_a_snapshot(tmp_path: Path
     assert sweep_abandoned(tmp_path, lambda: {"owned-0123abcd"}) == [kept]
     assert "unknown" in os.listdir(kept / "chunks"), "what cannot be read keeps everything"
     assert sweep_abandoned(tmp_path / "nowhere", lambda: ()) == []
+
+
+def test_an_export_that_fails_leaves_no_half_of_an_array(tmp_path: Path) -> None:
+    hashes, _ = written(str(tmp_path / "job"), b"x" * 2500)
+    store = Snapshots(open_storage(str(tmp_path / "job")))
+    whole = dataclasses.replace(
+        manifest(1, hashes),
+        arrays=(
+            ArrayEntry(1, 7, 11, "float32", (5, 125), "1", "", ((3, 40, ((0, 5), (0, 125))),)),
+        ),
+    )
+    assert export(store, whole, tmp_path / "good") == (1, 0)
+    assert sorted(os.listdir(tmp_path / "good")) == ["array00000.npy", "index.json"]
+    (tmp_path / "job" / "chunks" / hashes[-1]).write_bytes(b"y" * 500)
+    with pytest.raises(StorageError, match="is damaged"):
+        export(store, whole, tmp_path / "bad")
+    assert os.listdir(tmp_path / "bad") == []

@@ -125,7 +125,7 @@ def export(store: Snapshots, manifest: Manifest, directory: Path) -> tuple[int, 
             name = f"array{number:05d}.npy"
             entry = _told(one)
             if one.whole and one.array.kind != STRING:
-                _write(store.storage, one, directory / name, manifest.chunk_bytes)
+                _write_whole(store.storage, one, directory / name, manifest.chunk_bytes)
                 entry["file"] = name
                 written += 1
             index.append(entry)
@@ -146,6 +146,16 @@ def _told(one: Held) -> dict[str, Any]:
         "sharding": array.sharding,
         "error": one.error,
     }
+
+
+def _write_whole(storage: Storage, one: Held, path: Path, chunk_bytes: int) -> None:
+    """Writes a file whole or not at all: half of an array would look like one with zeros."""
+    aside = path.with_name(f".{path.name}")
+    try:
+        _write(storage, one, aside, chunk_bytes)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _write(storage: Storage, one: Held, path: Path, chunk_bytes: int) -> None:
