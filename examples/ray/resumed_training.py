@@ -36,7 +36,9 @@ class Checkpoints:
         self._attempt, self._every = attempt, every
         options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=2)
         with attempt.writing():  # it removes what an attempt has left unfinished
-            self.manager = ocp.CheckpointManager(Path(attempt.directory) / "checkpoints", options=options)
+            self.manager = ocp.CheckpointManager(
+                Path(attempt.directory) / "checkpoints", options=options
+            )
 
     def latest(self, state: PyTree) -> tuple[PyTree, int]:
         """The state of the latest checkpoint and its step, or the given state and 0."""

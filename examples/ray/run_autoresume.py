@@ -23,10 +23,14 @@ def main() -> None:
     parser = parser_of(__doc__, "tpu-ray")
     parser.add_argument("--checkpoint-dir", required=True, help="a directory that all hosts share")
     parser.add_argument("--preemptions", type=int, default=100, help="hosts may be lost so often")
-    parser.add_argument("--failures", type=int, default=0, help="the command itself may fail so often")
+    parser.add_argument(
+        "--failures", type=int, default=0, help="the command itself may fail so often"
+    )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS")
-    parser.add_argument("--working-dir", default=str(EXAMPLES), help="uploaded, and where it is run")
+    parser.add_argument(
+        "--working-dir", default=str(EXAMPLES), help="uploaded, and where it is run"
+    )
     parser.add_argument("command", nargs="*", metavar="-- COMMAND")
     given = parser.parse_args()
     controller = controller_of(given)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import logging
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,7 +63,6 @@ def spec_of(given: argparse.Namespace) -> TpuSpec:
 
 def controller_of(given: argparse.Namespace) -> RayTpuController:
     """The controller of the TPU that the flags tell of."""
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     spec = spec_of(given)
     defaults = Defaults()
     place = Place(
@@ -78,7 +77,7 @@ def controller_of(given: argparse.Namespace) -> RayTpuController:
         cluster,
         startup_script='echo "hello world"',
         policy=JoinPolicy(join_s=given.join_timeout),
-        say=logging.info,
+        say=say,
     )
 
 
@@ -88,6 +87,11 @@ def head_address(given: str | None) -> str | None:
         return given or HeadEntry().find().address
     except NoClusterError:
         return None
+
+
+def say(text: str) -> None:
+    """Tells what is done."""
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
 def show(rank: int, line: str) -> None:

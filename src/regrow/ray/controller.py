@@ -164,6 +164,7 @@ class RayTpuController:
             head=self.cluster.address,
             ray_version=self.cluster.version,
             local=self.tpu.is_local,
+            chips=self._spec.accelerator.chips_per_host,
             script=self._script,
         )
 

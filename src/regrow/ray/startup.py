@@ -77,6 +77,7 @@ class Joining:
         head: HOST:PORT of the Ray cluster.
         ray_version: The version of Ray that the cluster has.
         local: Whether the hosts are those of the local Cloud TPU.
+        chips: TPU chips of each host, which Ray finds by itself on real ones.
         script: What is run before, on every host; a shell script.
     """
 
@@ -86,6 +87,7 @@ class Joining:
     head: str
     ray_version: str
     local: bool
+    chips: int = 0
     script: str = ""
 
     def text(self) -> str:
@@ -119,7 +121,8 @@ class Joining:
             program = f"{lock} {shlex.quote(python)} -P {start}"
         everyone = tpu_resource(self.tpu)
         rank = rank_resource(self.tpu, self.generation, "'$rank'")
-        resources = f'{{"{everyone}": 1, "{rank}": 1}}'
+        chips = f', "TPU": {self.chips}' if self.local and self.chips else ""
+        resources = f'{{"{everyone}": 1, "{rank}": 1{chips}}}'
         words = [
             f"{program} --disable-usage-stats",
             f"--address={self.head} --node-ip-address=$address",
