@@ -49,6 +49,11 @@ def loss_of(params: PyTree, images: jax.Array, digits: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, digits).mean()
 
 
+def optimizer_of(config: dict[str, Any]) -> optax.GradientTransformation:
+    """What the two hyperparameters make."""
+    return optax.sgd(config["learning_rate"], momentum=config["momentum"])
+
+
 def make_epoch(optimizer: optax.GradientTransformation) -> Any:
     """One pass over batches (steps, batch, ...), compiled as a whole."""
 
@@ -69,7 +74,7 @@ def batches_of(data: Digits, epoch: int) -> tuple[np.ndarray, np.ndarray]:
 
 def hp_search(config: dict[str, Any], data: Digits, epochs: int) -> None:
     """Trains from the latest checkpoint of this trial to the last epoch, and tells of each."""
-    optimizer = optax.sgd(config["learning_rate"], momentum=config["momentum"])
+    optimizer = optimizer_of(config)
     params = Network().init(jax.random.key(0), jnp.asarray(data.images[:1]))
     state, first = restored({"params": params, "optimizer": optimizer.init(params)})
     run_epoch = make_epoch(optimizer)

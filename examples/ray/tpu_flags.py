@@ -13,7 +13,7 @@ from regrow.cloud.bodies import NodeRequest
 from regrow.cloud.defaults import Defaults
 from regrow.cloud.local import connect
 from regrow.cloud.names import Place
-from regrow.errors import NoClusterError, RegrowError, UsageError
+from regrow.errors import ClusterError, NoClusterError, RegrowError, UsageError, WaitTimeout
 from regrow.ray import JoinPolicy, RayCluster, RayTpuController, TpuSpec
 from regrow.ray.cluster import ADDRESS_VARIABLE
 from regrow.ray.head import HeadEntry
@@ -105,6 +105,8 @@ def exit_with(main: Callable[[], None]) -> None:
         main()
     except UsageError as error:
         sys.exit(_told(error, 2))
+    except (ClusterError, WaitTimeout) as error:
+        sys.exit(_told(error, 3))
     except RegrowError as error:
         sys.exit(_told(error, 1))
     except KeyboardInterrupt:

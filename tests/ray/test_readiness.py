@@ -82,6 +82,14 @@ def test_a_startup_script_that_fails_is_not_waited_for() -> None:
     assert "host 1: exit status 1: no such file" in end.reason
 
 
+def test_hosts_of_another_version_are_not_made_anew() -> None:
+    readiness = Readiness("t", JoinPolicy(join_s=10, recreations=3))
+    differs = sight("ready", 0, "host 0: exit status 1: RuntimeError: Version mismatch: …")
+    end = readiness.next(differs, 0.0)
+    assert isinstance(end, GiveUp)
+    assert "Version mismatch" in end.reason
+
+
 def test_hosts_that_have_lost_ray_join_again_as_they_are() -> None:
     readiness = Readiness("t", JoinPolicy(join_s=10))
     lapsed = Sight("ready", "READY", 1, 2, lapsed=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from regrow.cloud.bodies import NodeRequest
 from regrow.cloud.names import Place
 from regrow.errors import UsageError
 from regrow.ray import RankJob, TpuSpec
+from regrow.ray.causes import mismatch
 from regrow.ray.fence import ATTEMPT_VARIABLE, AttemptId
 from regrow.ray.places import lacking, slice_names
 from regrow.ray.settings import health_environ
@@ -81,6 +83,31 @@ def test_a_script_that_fails_does_not_join_and_tells_why(tmp_path: Path) -> None
     assert done.returncode == 3
     assert not (tmp_path / "words").exists()
     assert "--data 3 Error: no disk " in (tmp_path / "told").read_text().splitlines()[-1]
+
+
+def test_which_versions_differ_is_told_in_one_line(tmp_path: Path) -> None:
+    told = [
+        "RuntimeError: Version mismatch: The cluster was started with:",
+        "    Ray: 2.60.0",
+        "    Python: 3.11.7",
+        "This process on node 10.0.0.7 was started with:",
+        "    Ray: 2.59.0",
+        "    Python: 3.10.12",
+        "",
+        "Error: and more",
+    ]
+    script = "printf '%s\\n' " + " ".join(shlex.quote(line) for line in told) + "; exit 1"
+    run_on_a_host(tmp_path, joining(script=script).text())
+    result = (tmp_path / "told").read_text().splitlines()[-1]
+    assert f"--data 1 {' '.join(' '.join(told[:6]).split())} " in result
+    assert mismatch("\n".join(told)) == " ".join(" ".join(told[:6]).split()).partition(" ")[2]
+    assert not mismatch("Python patch version mismatch: The cluster was started with:")
+
+
+def test_the_ranks_of_local_hosts_find_tpus(tmp_path: Path) -> None:
+    text = joining(local=True, chips=4).text()
+    assert '"TPU": 4' in text
+    assert "TPU" not in joining(chips=4).text().partition("--resources=")[2]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LONGEST: Final = 500
 _PIP_ERROR: Final = re.compile(r"^\s*(?:\S+\s+)?(?:ERROR|error):\s*(.+)$")
 _EXCEPTION: Final = re.compile(r"^\s*([\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b.*)$")
+_MISMATCH: Final = re.compile(
+    r"(?<!patch )[Vv]ersion mismatch[^\n]*(?:\n(?:The|This|[ ]+\w+:)[^\n]*){0,6}"
+)
 _RAY_ADVICE: Final = ("For debugging", "Check /tmp/ray", "See more at", "View the dashboard")
 
 
@@ -17,6 +20,12 @@ def one_line(text: str) -> str:
     """Text without line ends and colours, of bearable length."""
     words = " ".join(_ANSI.sub("", text).split())
     return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
+
+
+def mismatch(text: str) -> str:
+    """What Ray says of versions of it or of Python that differ, in one line; empty if it does not."""
+    found = _MISMATCH.search(_ANSI.sub("", text))
+    return one_line(found[0]) if found else ""
 
 
 def why(message: str, log_tail: Sequence[str] = ()) -> str:

@@ -10,7 +10,6 @@ import importlib
 import importlib.metadata
 import logging
 import os
-import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -27,7 +26,6 @@ _DASHBOARD_KEYS: Final = (b"dashboard", b"dashboard")
 _CONNECT_S: Final = 5.0
 _TIMEOUT_S: Final = (5.0, 60.0)
 _KV_S: Final = 5.0
-_VERSION: Final = re.compile(r"[Vv]ersion mismatch[^\n]*(?:\n[^\n]*){0,3}")
 # They tell of each upload and each connection on standard error.
 _TALKATIVE: Final = (
     "ray.dashboard.modules.dashboard_sdk",
@@ -326,7 +324,7 @@ def _told_in_one_line(address: str) -> Iterator[None]:
     from ray.exceptions import RaySystemError, RpcError
     from ray.util.state.exception import RayStateApiException
 
-    from regrow.ray.causes import one_line
+    from regrow.ray.causes import mismatch, one_line
 
     try:
         yield
@@ -340,9 +338,8 @@ def _told_in_one_line(address: str) -> Iterator[None]:
         raise NoClusterError(f"the Ray head at {address} does not answer: {text}") from None
     except (RuntimeError, ValueError, RayStateApiException) as error:
         text = str(error)
-        mismatch = _VERSION.search(text)
-        if mismatch:
-            raise UnsupportedError(one_line(mismatch[0])) from None
+        if differs := mismatch(text):
+            raise UnsupportedError(differs) from None
         raise RayError(f"the Ray cluster at {address} refuses: {one_line(text)}") from None
 
 

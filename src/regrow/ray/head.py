@@ -30,7 +30,7 @@ from typing import Final, final
 from regrow.errors import ClusterStartError, NoClusterError, UsageError, WaitTimeout
 from regrow.home import Home
 from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python_argv
-from regrow.ray.causes import one_line
+from regrow.ray.causes import mismatch, one_line
 from regrow.ray.cluster import require_ray
 from regrow.ray.settings import HANG_AFTER_S, START_ENVIRON, health_environ
 from regrow.ray.startup import START_LOCK
@@ -212,6 +212,8 @@ def _ray_start(words: Sequence[str], run_id: str, more: Mapping[str, str], limit
 
 
 def _telling(text: str) -> str:
+    if differs := mismatch(text):
+        return differs
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"Error|ERROR|already|mismatch|failed", line)]
     return one_line((errors or lines or ["it gave no reason"])[-1])

@@ -19,6 +19,8 @@ from regrow.errors import UsageError
 Condition: TypeAlias = Literal["absent", "coming", "ready", "dead"]
 
 
+VERSION_MISMATCH: Final = "Version mismatch"
+"""Ray's word for nodes whose Ray or Python is another one than the head's."""
 _LAPSED_S: Final = 1.0
 _REJOINS: Final = 2
 
@@ -156,7 +158,9 @@ class Readiness:
         if sight.joined >= sight.expected:
             return Done()
         if sight.script_error:
-            return self._again(f"the startup script of {self._tpu} failed: {sight.script_error}")
+            failed = f"the startup script of {self._tpu} failed: {sight.script_error}"
+            # Hosts that are made anew have the same.
+            return GiveUp(failed) if VERSION_MISMATCH in failed else self._again(failed)
         if now - self._ready_since >= self.join_s:
             return self._again(
                 f"only {sight.joined} of {sight.expected} hosts of {self._tpu} joined the Ray "

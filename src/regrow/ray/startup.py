@@ -49,7 +49,9 @@ tell {result} "running"
 ) >"$log" 2>&1
 status=$?
 cat "$log"
-line=$(sed 's/\\x1b\\[[0-9;]*m//g' "$log" | grep -E '([Ee]rror|ERROR|mismatch|not found|[Ff]ailed|No such)' | tail -n 1)
+# Ray tells on several lines which versions differ.
+line=$(grep -m 1 -A 5 ' Version mismatch' "$log" | tr -s '\\n ' '  ')
+[ -n "$line" ] || line=$(sed 's/\\x1b\\[[0-9;]*m//g' "$log" | grep -E '([Ee]rror|ERROR|mismatch|not found|[Ff]ailed|No such)' | tail -n 1)
 [ -n "$line" ] || line=$(tail -n 1 "$log")
 tell {result} "$status ${{line:0:400}}"
 exit $status
