@@ -1,7 +1,7 @@
 """Runs the benchmarks and prints their tables.
 
     python benchmarks/run.py [dispatch] [train] [recovery] [start] [scaling] [first_step] [faults]
-        [snapshots] [cycles] [hotswap] [--rounds N] [--quick]
+        [snapshots] [cycles] [hotswap] [ray] [--rounds N] [--quick]
 
 Every figure is compared with plain JAX in the same run, the two taking turns, so that a busy machine
 disturbs both alike; quote the ratios. Nothing is asserted.
@@ -326,6 +326,14 @@ def _swap_row(label: str, output: str) -> list[str]:
     return [label, *(f"{value:,.0f}" for value in figures.values())]
 
 
+def ray(rounds: int, quick: bool) -> None:
+    """A host of a TPU on a Ray cluster is lost."""
+    import ray_recovery
+
+    say("\n### Recovery of a job on a Ray cluster (s)\n")
+    say(ray_recovery.recovery(rounds))
+
+
 BENCHMARKS: dict[str, Callable[[int, bool], None]] = {
     "dispatch": dispatch,
     "train": train,
@@ -337,6 +345,7 @@ BENCHMARKS: dict[str, Callable[[int, bool], None]] = {
     "snapshots": snapshots,
     "cycles": cycles,
     "hotswap": hotswap,
+    "ray": ray,
 }
 
 

@@ -86,7 +86,7 @@ def tell(text: str) -> None:
         print(text, flush=True)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Joins the other hosts and trains."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000)
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--context", type=int, default=16)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     attempt = current_attempt()
     meeting = os.environ["REGROW_COORDINATOR_ADDRESS"]
     jax.distributed.initialize(meeting, attempt.ranks, attempt.rank)
