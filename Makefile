@@ -19,11 +19,11 @@ say = @echo "regrow: $(1)"
 fail = { echo "regrow: $(1)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-newest lint format bench pins clean
+.PHONY: help install demo test test-all test-newest lint format docs-check bench pins clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
-	@echo "also: make install, test-all, test-newest, lint, format, bench, pins, clean"
+	@echo "also: make install, test-all, test-newest, lint, format, docs-check, bench, pins, clean"
 
 install: $(INSTALLED)
 
@@ -72,6 +72,10 @@ lint: install
 format: install
 	@$(BIN)/ruff check --fix-only --quiet
 	@$(BIN)/ruff format --quiet
+
+# Pages whose commands and outputs have to be true: each is walked from its top to its end.
+docs-check: install
+	@$(IN_VENV) python -m pytest -q -m slow tests/ray/test_walk.py $(PYTEST_ARGS)
 
 bench: install
 	$(call say,benchmarks)

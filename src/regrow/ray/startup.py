@@ -53,6 +53,7 @@ cat "$log"
 line=$(grep -m 1 -A 5 ' Version mismatch' "$log" | tr -s '\\n ' '  ')
 [ -n "$line" ] || line=$(sed 's/\\x1b\\[[0-9;]*m//g' "$log" | grep -E '([Ee]rror|ERROR|mismatch|not found|[Ff]ailed|No such)' | tail -n 1)
 [ -n "$line" ] || line=$(tail -n 1 "$log")
+rm -f "$log"
 tell {result} "$status ${{line:0:400}}"
 exit $status
 """
