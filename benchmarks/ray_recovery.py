@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import harness
@@ -28,6 +28,7 @@ from regrow.cloud.client import CloudClient
 from regrow.cloud.names import Place
 from regrow.cloud.nodes import delete_node
 from regrow.cloud.server.state_dir import StateDir
+from regrow.errors import RegrowError
 from regrow.processes import python_argv
 from regrow.ray import RankJob, RayCluster, RayTpuController, RestartPolicy, TpuSpec
 from regrow.ray.head import start_head
@@ -84,7 +85,9 @@ class Bench:
         self.thread.start()
 
     def _run(self) -> None:
-        self.controller.run(self.job, restarts=RestartPolicy(preemptions=1_000))
+        # At the end everything is taken from under it; before, whoever waits sees that it is over.
+        with suppress(RegrowError):
+            self.controller.run(self.job, restarts=RestartPolicy(preemptions=1_000))
 
     def happened(self) -> list[dict[str, object]]:
         text = self.events.read_text() if self.events.exists() else ""

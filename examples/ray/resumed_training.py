@@ -97,6 +97,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=16)
     given = parser.parse_args(arguments)
     attempt = current_attempt()
+    # A later attempt need not compile again.
+    jax.config.update("jax_compilation_cache_dir", str(Path(attempt.directory) / "compilations"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     meeting = os.environ["REGROW_COORDINATOR_ADDRESS"]
     jax.distributed.initialize(meeting, attempt.ranks, attempt.rank)
     train(given, attempt)
