@@ -75,7 +75,7 @@ format: install
 
 # Pages whose commands and outputs have to be true: each is walked from its top to its end.
 docs-check: install
-	@$(IN_VENV) python -m pytest -q -m slow tests/ray/test_walk.py $(PYTEST_ARGS)
+	@$(IN_VENV) python -m pytest -q -m slow tests/test_docs.py $(PYTEST_ARGS)
 
 bench: install
 	$(call say,benchmarks)

@@ -9,7 +9,6 @@ the number of the step alone, so the losses are the same however often it was st
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -100,8 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     # A later attempt need not compile again.
     jax.config.update("jax_compilation_cache_dir", str(Path(attempt.directory) / "compilations"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    meeting = os.environ["REGROW_COORDINATOR_ADDRESS"]
-    jax.distributed.initialize(meeting, attempt.ranks, attempt.rank)
+    jax.distributed.initialize()
     train(given, attempt)
 
 

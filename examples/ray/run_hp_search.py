@@ -191,7 +191,8 @@ def main() -> None:
     controller = controller_of(given)
     local = controller.tpu.is_local
     environment: dict[str, Any] = {"working_dir": str(Path(__file__).parent)}
-    environment |= {"env_vars": {"JAX_PLATFORMS": "cpu"}} if local else {"pip": REQUIREMENTS}
+    if not local:
+        environment["pip"] = REQUIREMENTS
     try:
         with kept_ready(controller, given.deadline):
             ray.init(
