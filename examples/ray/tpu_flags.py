@@ -46,7 +46,11 @@ def parser_of(description: str | None, tpu: str) -> argparse.ArgumentParser:
 
 
 def spec_of(given: argparse.Namespace) -> TpuSpec:
-    """What the TPU is to be like."""
+    """What the TPU is to be like.
+
+    Raises:
+        UsageError: If there is no such accelerator.
+    """
     kind, topology = given.type, given.topology
     if given.accelerator_type is None and kind is None and topology is None:
         kind, topology = "V4", "2x2x2"
@@ -58,7 +62,9 @@ def spec_of(given: argparse.Namespace) -> TpuSpec:
         spot=given.spot,
         reserved=given.reserved,
     )
-    return TpuSpec(name=given.tpu, node=node)
+    spec = TpuSpec(name=given.tpu, node=node)
+    _ = spec.accelerator
+    return spec
 
 
 def controller_of(given: argparse.Namespace) -> RayTpuController:

@@ -223,9 +223,10 @@ def test_the_usual_tpu_and_others(importable: None, monkeypatch: pytest.MonkeyPa
     other = spec_of(parser.parse_args(["--tpu=x", "--accelerator-type=v5litepod-8", "--spot"]))
     assert (other.name, other.hosts, other.node.spot) == ("x", 1, True)
     with pytest.raises(UsageError):
-        _ = spec_of(parser.parse_args(["--type=V4", "--topology=9x9x9"])).hosts
+        spec_of(parser.parse_args(["--type=V4", "--topology=9x9x9"]))
 
 
+@pytest.mark.slow
 @needs_search
 def test_both_hyperparameters_are_used(importable: None) -> None:
     import numpy as np
