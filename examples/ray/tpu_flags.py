@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -107,6 +108,8 @@ def show(rank: int, line: str) -> None:
 
 def exit_with(main: Callable[[], None]) -> None:
     """Runs a program; an error is one line, and its exit status that of `regrow ray job`."""
+    # Ends the ranks, too, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         main()
     except UsageError as error:
