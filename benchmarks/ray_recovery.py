@@ -47,7 +47,7 @@ SAID = {
 HAPPENED = {
     "begins": "all ranks run",
     "Starting": "JAX is imported, ranks have met, the checkpoint is read",
-    "step": "the first step is done (compiled anew)",
+    "step": "the first step is done (its program is in the compile cache)",
 }
 
 
