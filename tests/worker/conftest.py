@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -17,9 +18,12 @@ from regrow.worker.compiler import Compiler
 from regrow.worker.platform import Domain, initialise
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _initialised() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _initialised() -> Iterator[None]:
+    wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     initialise()
+    yield
+    jax.config.update("jax_enable_x64", wide)  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,10 @@ def _serve(channel: socket.socket, head: int) -> None:
 
 
 def _fork(request: dict[str, Any], head: int) -> int:
-    """Forks a worker and hands it over to the head; returns its process id."""
+    """Forks a worker and hands it over to the head; returns its process id.
+
+    By then it ends with the head, whatever happens to it, also if it is stopped at once.
+    """
     reader, writer = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -126,17 +129,18 @@ def _in_middle(request: dict[str, Any], head: int, writer: int) -> NoReturn:
         os.write(writer, str(error).encode())
         os._exit(1)
     if pid == 0:
-        _in_worker(request, head)
+        _in_worker(request, head, writer)
     os.write(writer, str(pid).encode())
     os._exit(0)
 
 
-def _in_worker(request: dict[str, Any], head: int) -> NoReturn:
+def _in_worker(request: dict[str, Any], head: int, pipe: int) -> NoReturn:
     status = 1
     try:
-        _settle(request["log"], request["name"])
+        _settle(request["log"], request["name"], pipe)
         _await_handover(head)
         die_with_parent(head)
+        os.close(pipe)
         module, _, function = request["entry"].partition(":")
         getattr(importlib.import_module(module), function)(request["spec"])
         status = 0
@@ -158,14 +162,15 @@ def _exit_status(end: SystemExit) -> int:
     return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
-def _settle(log: str, name: str) -> None:
-    """Gives a forked process a session, a log and a name of its own."""
+def _settle(log: str, name: str, pipe: int) -> None:
+    """Gives a forked process a session, a log and a name of its own, and no open file but the pipe."""
     os.setsid()
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     fd = os.open(log, flags, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     set_name(name)
