@@ -23,11 +23,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, final
 
-from regrow import __version__
 from regrow.channel import commands as c
 from regrow.config import HeadConfig
 from regrow.errors import (
-    Code,
     ControlError,
     RegrowError,
     StatusError,
@@ -39,30 +37,22 @@ from regrow.head.guard import watch
 from regrow.head.inventory import (
     Inventory,
     Sessions,
-    part_entry,
     saved_shards,
-    stateful,
 )
 from regrow.head.links import Link
 from regrow.head.runtime import Runtime
+from regrow.head.saving import Saving, Stored
 from regrow.slices import LIVE, Event, Membership, Resumed, ResumeFailed, ResumeRequested, Suspended
-from regrow.suspend import Manifest, PartEntry, Snapshots, open_storage
+from regrow.suspend import PartEntry, Snapshots, open_storage
 from regrow.suspend.abandoned import FOLDER, job_folder
-from regrow.suspend.judge import Facts, objection
 from regrow.suspend.points import reach
 from regrow.suspend.shards import CHUNK_BYTES
-from regrow.wire.schema import jaxlib_version
 
 log = logging.getLogger(__name__)
 
-DRAIN_S: Final = 60.0
-SAVE_S: Final = 600.0
 LEAVE_S: Final = 15.0
 RESUME_S: Final = 600.0
 _GATHER_S: Final = 0.05
-_SLOW: Final = 20e6
-_WORTH_MEASURING: Final = 8 << 20
-_SPEED_WEIGHT: Final = 0.5
 
 Tell: TypeAlias = "Callable[[str, int, int, str], None]"
 
@@ -102,12 +92,12 @@ class Suspension:
         self._runtime = runtime
         self._slices = slices
         self._sessions = sessions
+        self._saving = Saving(config, runtime, sessions)
         self._tell = tell
-        self.stored: dict[int, dict[int, dict[int, PartEntry]]] = {}
+        self.stored: Stored = {}
         self.number = 0
         self._store: Snapshots | None = None
         self._turn = asyncio.Lock()
-        self._speed: float | None = None
         self._awaited: dict[int, asyncio.Future[None]] = {}
         self._noticed: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -196,189 +186,25 @@ class Suspension:
         self, wanted: Sequence[int], why: str, store: Snapshots, grace_s: float | None
     ) -> dict[str, Any]:
         """Saves and commits; nothing has changed if it raises."""
-        began = time.monotonic()
-        self._check(wanted, None, grace_s)
         if self.stored and self._store is not None and self._store.url != store.url:
             raise ControlError(f"other slices are suspended to {self._store.url}; use that place")
-        # An unusable place shows before anything waits for it.
-        numbers = await asyncio.to_thread(store.numbers)
-        drain_s = DRAIN_S if grace_s is None else grace_s
-        await self._drain(drain_s)
-        reach("head-drained")
-        inventory = Inventory(self._sessions(), self._runtime.buffers)
-        size = inventory.size(wanted)
-        left_s = None if grace_s is None else grace_s - (time.monotonic() - began)
-        await self._measure(wanted, store, size, left_s)
-        self._check(wanted, inventory, left_s)
         membership = self._slices.membership
         incarnations = {index: membership.info(index).incarnation for index in wanted}
-        answers = await self._ask_to_save(wanted, store, inventory, left_s)
-        reach("head-saves-in")
-        stored = {index: await self._parts(answers, index) for index in wanted}
-        number = max([self.number, *numbers]) + 1
-        manifest = self._manifest(number, why, self.stored | stored, inventory)
-        reach("head-manifest-made")
-        await asyncio.to_thread(store.commit, manifest)
-        reach("head-committed")
+        saved = await self._saving.save(
+            wanted, why, store, grace_s=grace_s, others=self.stored, above=self.number
+        )
         for index, incarnation in incarnations.items():
             if not membership.is_live(index, incarnation):
                 raise ControlError(f"slice {index} was lost meanwhile")
-        written = sum(answer[2] for answer in answers.values())
-        self._learn(written, max((answer[3] for answer in answers.values()), default=0.0))
-        self.number, self._store = number, store
-        self.stored |= stored
+        self.number, self._store = saved.number, store
+        self.stored |= saved.stored
         return {
-            "snapshot": number,
+            "snapshot": saved.number,
             "url": store.url,
             "slices": list(wanted),
-            "bytes": sum(answer[1] for answer in answers.values()),
-            "written": written,
+            "bytes": saved.nbytes,
+            "written": saved.written,
         }
-
-    def _check(
-        self, wanted: Sequence[int], inventory: Inventory | None, grace_s: float | None
-    ) -> None:
-        facts = Facts(
-            stateful=stateful(self._sessions()),
-            unsaved=() if inventory is None else inventory.unsaved,
-            nbytes=0 if inventory is None else inventory.size(wanted),
-            speed=self._speed,
-            grace_s=grace_s,
-        )
-        refused = objection(facts)
-        if refused is not None:
-            raise ControlError(refused)
-
-    async def _drain(self, timeout_s: float) -> None:
-        """Waits until nothing is under way, on any host."""
-        links = self._runtime.buffers.links
-        what = "the work in flight to end"
-        began = time.monotonic()
-        await ask_all([(link, c.Drain) for link in links.values()], timeout_s, what)
-        left_s = max(0.1, timeout_s - (time.monotonic() - began))
-        await until(lambda: not any(link.waiting for link in links.values()), left_s, what)
-        await self._settle_statuses(left_s)
-
-    async def _settle_statuses(self, timeout_s: float) -> None:
-        """What stands for the end of an execution becomes how it ended."""
-        waits = []
-        for tables in self._sessions().values():
-            for handle, status in list(tables.statuses.items()):
-                if isinstance(status, list) and status:
-                    waits.append((tables.statuses, handle, status))
-        left = len(waits)
-
-        def ended(statuses: Any, handle: int, error: StatusError | None, _: Any) -> None:
-            nonlocal left
-            left -= 1
-            if handle in statuses:
-                statuses[handle] = [] if error is None else error.fresh()
-
-        for statuses, handle, status in waits:
-            self._runtime.transfers.ready(status, functools.partial(ended, statuses, handle))
-        await until(lambda: not left, timeout_s, "the ends of executions")
-
-    def _links(self, slices: Sequence[int]) -> dict[int, Link]:
-        topology = self._runtime.topology
-        links = self._runtime.buffers.links
-        return {host: links[host] for host in links if topology.slice_of_host(host) in slices}
-
-    async def _measure(
-        self, wanted: Sequence[int], store: Snapshots, size: int, grace_s: float | None
-    ) -> None:
-        """Has the speed of the storage measured, where it decides."""
-        if grace_s is None or self._speed is not None or size / _SLOW < grace_s / 4:
-            return
-        link = next(iter(self._links(wanted).values()))
-        url = store.url
-        what = f"a measurement of {url}"
-        answers = await ask_all([(link, lambda rid: c.Measure(rid, url))], grace_s, what)
-        self._speed = float(answers[0])
-
-    def _learn(self, written: int, took_s: float) -> None:
-        """Keeps in mind how fast the storage was."""
-        if written < _WORTH_MEASURING or took_s <= 0:
-            return
-        speed, known = written / took_s, self._speed
-        weight = _SPEED_WEIGHT
-        self._speed = speed if known is None else weight * speed + (1 - weight) * known
-
-    async def _ask_to_save(
-        self, wanted: Sequence[int], store: Snapshots, inventory: Inventory, grace_s: float | None
-    ) -> dict[int, Any]:
-        links = self._links(wanted)
-        count = len(links)
-
-        def question(turn: int, host: int) -> Callable[[int], Any]:
-            aids = inventory.on_host(host)
-            return lambda rid: c.Save(rid, store.url, aids, turn / count)
-
-        questions = [
-            (link, question(turn, host)) for turn, (host, link) in enumerate(links.items())
-        ]
-        timeout_s = SAVE_S if grace_s is None else grace_s
-        try:
-            answers = await ask_all(questions, timeout_s, f"state to be written to {store.url}")
-        except (StatusError, WaitTimeout):
-            for link in links.values():
-                if link.lost is None:
-                    link.send(c.GiveUp())
-            raise
-        return dict(zip(links, answers, strict=True))
-
-    async def _parts(self, answers: dict[int, Any], index: int) -> dict[int, dict[int, PartEntry]]:
-        """By host and buffer, what the hosts of a slice have saved."""
-        found: dict[int, dict[int, PartEntry]] = {}
-        for host, answer in answers.items():
-            if self._runtime.topology.slice_of_host(host) != index:
-                continue
-            parts = found[host] = {}
-            for aid, shards, error in answer[0]:
-                told = None if error is None else await self._judged(*error)
-                parts[aid] = part_entry(aid, shards, told)
-        return found
-
-    async def _judged(self, code: int, message: str, epoch: int) -> tuple[int, str]:
-        """What the error of a part really is."""
-        if not epoch:
-            return code, message
-        verdict: asyncio.Future[StatusError] = asyncio.get_running_loop().create_future()
-        error = StatusError(Code(code), message)
-        self._runtime.epochs.judge(epoch, error, verdict.set_result)
-        async with asyncio.timeout(self._config.hang_after_s * 2):
-            told = await verdict
-        return int(told.code), told.message
-
-    def _manifest(
-        self,
-        number: int,
-        why: str,
-        stored: dict[int, dict[int, dict[int, PartEntry]]],
-        inventory: Inventory,
-    ) -> Manifest:
-        topology = self._runtime.topology
-        merged: dict[int, PartEntry] = {}
-        for hosts in stored.values():
-            for parts in hosts.values():
-                for aid, part in parts.items():
-                    other = merged.get(aid)
-                    merged[aid] = part if other is None else _merged(other, part)
-        return Manifest(
-            number=number,
-            job=self._config.name,
-            when=time.time(),
-            why=why,
-            versions={"regrow": __version__, "jaxlib": jaxlib_version()},
-            slices=tuple(sorted(stored)),
-            topology={
-                "slices": topology.slices,
-                "hosts_per_slice": topology.hosts_per_slice,
-                "devices_per_slice": topology.devices_per_slice,
-            },
-            chunk_bytes=CHUNK_BYTES,
-            arrays=inventory.entries(),
-            parts=tuple(merged.values()),
-        )
 
     async def _leave(self, wanted: Sequence[int], why: str) -> None:
         """The state is saved: the hosts leave, and are waited for."""
@@ -577,11 +403,6 @@ class Suspension:
 
 def _load_parts(rid: int, *, url: str, parts: Sequence[Any]) -> c.LoadParts:
     return c.LoadParts(rid, url, CHUNK_BYTES, parts)
-
-
-def _merged(one: PartEntry, other: PartEntry) -> PartEntry:
-    error = one.error or other.error
-    return PartEntry(one.buffer, () if error else one.shards + other.shards, error)
 
 
 def _named(slices: Sequence[int]) -> str:
