@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import stat
@@ -15,6 +16,7 @@ from regrow.control import (
     error_to_json,
     request,
 )
+from regrow.control_aio import LineServer
 from regrow.errors import (
     ClusterError,
     Code,
@@ -205,6 +207,27 @@ def test_whoever_waits_is_told_of_the_end(served):
     served.close()
     waiter.join(5)
     assert len(errors) == 1
+
+
+def test_a_connection_that_ends_before_its_wait_begins():
+    begun = []
+
+    async def wait() -> None:
+        begun.append(1)
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        reader.feed_data(b'{"id": 1, "method": "wait"}\n')
+        reader.feed_eof()
+        server = LineServer(None, lambda peer, method, params: wait())
+        await server.converse(reader, writer)
+        await server.close()
+        theirs.close()
+
+    asyncio.run(main())
+    gc.collect()  # A coroutine that nobody has awaited warns when it goes, and a warning is an error.
+    assert not begun
 
 
 @pytest.mark.parametrize(

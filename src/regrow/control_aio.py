@@ -176,7 +176,11 @@ class LineServer:
             peer.send(_refusal(number, error))
             return None
         if inspect.isawaitable(result):
-            return asyncio.ensure_future(self._wait(peer, number, result))
+            task = asyncio.ensure_future(self._wait(peer, number, result))
+            if inspect.iscoroutine(result):
+                # One that was cancelled before it began has not even looked at it.
+                task.add_done_callback(lambda _: result.close())
+            return task
         peer.send({"id": number, "result": result})
         return None
 

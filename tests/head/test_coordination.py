@@ -190,6 +190,15 @@ def test_a_barrier_that_is_given_up() -> None:
     meeting.poll(KEYS[0], Answers())
     meeting.leave(KEYS[0])
     assert again.all == [Code.ABORTED]
+    late, without = Answers(), Answers()
+    meeting.barrier("c", 0, [], KEYS[1], late)
+    meeting.barrier("d", 0, [1], KEYS[1], without)
+    assert late.all == [Code.ABORTED]
+    assert without.all == [[(1, KEYS[1] * 10)]]
+    meeting.register(KEYS[0], 1)
+    back = Answers()
+    meeting.barrier("c", 1, [], KEYS[1], back)
+    assert not back.all
 
 
 def test_who_is_alive() -> None:

@@ -79,6 +79,7 @@ class Rendezvous:
         self.secret = secret
         self.nodes = {key: node for node, key in enumerate(keys)}
         self._alive: dict[int, int] = {}  # incarnations by node
+        self._left: set[int] = set()
         self._version = 0
         self._values: dict[str, bytes] = {}
         self._used_bytes = 0
@@ -103,7 +104,9 @@ class Rendezvous:
 
     def register(self, key: int, incarnation: int) -> None:
         """A member is there; the others are not waited for."""
-        self._alive[self.node(key)] = incarnation
+        node = self.node(key)
+        self._alive[node] = incarnation
+        self._left.discard(node)
         self._changed()
 
     def leave(self, key: int) -> None:
@@ -133,9 +136,10 @@ class Rendezvous:
     def _gone(self, node: int) -> None:
         if self._alive.pop(node, None) is None:
             return
+        self._left.add(node)
         for name, gathering in list(self._gatherings.items()):
             if not gathering.only_alive and node in gathering.nodes:
-                self._fail(gathering, StatusError(Code.ABORTED, f"node {node} has left"))
+                self._fail(gathering, _has_left(node))
             else:
                 self._check(name)
         self._changed()
@@ -286,6 +290,9 @@ class Rendezvous:
         self._gatherings[name] = gathering
         if former is not None:
             former.settle(StatusError(Code.ABORTED, f"node {node} came again"))
+        gone = nodes & self._left
+        if gone and not only_alive:
+            self._fail(gathering, _has_left(min(gone)))
         self._check(name)
         return wait
 
@@ -379,6 +386,10 @@ class Coordination:
     def find(self, secret: int) -> Rendezvous | None:
         """The service with that secret, if it is open."""
         return self._by_secret.get(secret)
+
+
+def _has_left(node: int) -> StatusError:
+    return StatusError(Code.ABORTED, f"node {node} has left")
 
 
 def closed(code: Code) -> StatusError:
