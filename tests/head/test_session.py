@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from head_world import F32, World, compiled, one, replicated, run
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from session_noise import OPTIONS, OWN, PUTS, compiling, noise, put, valid
 
@@ -408,6 +408,7 @@ def no_surprises() -> Iterator[None]:
 
 @settings(max_examples=40, deadline=None)
 @given(ACTS)
+@example([*range(28), 34_223_607_922, 1 << 40])  # A program is deleted, and then executed.
 def test_a_client_that_does_anything(seeds: list[int]) -> None:
     async def main(world: World) -> None:
         world.compile = answer_compile

@@ -113,11 +113,13 @@ def supervise(
         ):
             supervisor.wait_healthy(start_timeout_s, tell=say)
             state = complete_state(home, supervisor)
-            if ready_fd is None:
-                _tell(supervisor, state)
-            else:
-                _hand_over(ready_fd, supervisor, state)
-            return _watch(supervisor, head_deadline_s)
+            # Before it is said that the cluster is up: from then on a signal is its orderly end.
+            with SignalQueue(_ENDING) as signals:
+                if ready_fd is None:
+                    _tell(supervisor, state)
+                else:
+                    _hand_over(ready_fd, supervisor, state)
+                return _watch(supervisor, signals, head_deadline_s)
     except RegrowError as error:
         if ready_fd is None:
             raise
@@ -148,14 +150,13 @@ def _hand_over(ready_fd: int, supervisor: Supervisor, state: ClusterState) -> No
     hand_over(ready_fd, lines, Path(supervisor.config.log_dir, "supervisor.log"))
 
 
-def _watch(supervisor: Supervisor, head_deadline_s: float | None) -> int:
+def _watch(supervisor: Supervisor, signals: SignalQueue, head_deadline_s: float | None) -> int:
     """Reports what happens until the cluster is to end."""
     reporter = EventReporter()
     status: list[int] = []
     with (
         selectors.DefaultSelector() as selector,
         ControlConnection(supervisor.config.control_socket) as control,
-        SignalQueue(_ENDING) as signals,
     ):
         control.subscribe()
         pulse = Pulse(supervisor.head, control, head_deadline_s)

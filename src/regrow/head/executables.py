@@ -38,6 +38,7 @@ class Executable:
         outputs: Kind, shape and sharding of each result.
         donated: Numbers of the arguments that it may reuse.
         known: What the observer knows of it.
+        closed: It was deleted: no host has it any more.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class Executable:
         self._program = program
         self._use = use
         self._loaded: dict[int, tuple[Link, int]] = {}
-        self._closed = False
+        self.closed = False
 
     def load(self, host: int, link: Link, epoch: int) -> None:
         """Has it loaded on a host, if it is not there already for this epoch."""
-        if self._closed or self._loaded.get(host) == (link, epoch):
+        if self.closed or self._loaded.get(host) == (link, epoch):
             return
         self._loaded[host] = (link, epoch)
         if self._use is not None:
@@ -92,7 +93,7 @@ class Executable:
             if link.lost is None:
                 link.send(Unload((self.number,)))
         self._loaded.clear()
-        self._closed = True
+        self.closed = True
         if self._use is not None:
             self._use.close()
 
@@ -162,8 +163,13 @@ class Dispatcher:
 
         Raises:
             SliceLostError: A slice of it is not there.
-            StatusError: An argument is on other devices.
+            StatusError: An argument is on other devices, or the program was deleted.
         """
+        if executable.closed:
+            raise StatusError.user(
+                Code.INVALID_ARGUMENT,
+                f"the program {executable.name} was deleted; compile it again",
+            )
         placement, buffers = executable.placement, self._buffers
         buffers.check_live(placement)
         for index, arg in enumerate(args):
