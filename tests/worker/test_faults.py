@@ -42,12 +42,12 @@ def test_a_host_without_memory_for_what_it_is_sent_ends() -> None:
         "from regrow.channel.arena import Arena\n"
         "from regrow.worker.host import Host\n"
         "arena = Arena(1 << 30)\n"
-        "block = arena.alloc(64 << 20)\n"
+        "block = arena.alloc(512 << 20)\n"
         "number = block.ref()[0]\n"
         "path, size = arena.segment_path(number), arena.segment_bytes(number)\n"
         "host = Host([0], '127.0.0.1')\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * os.sysconf('SC_PAGE_SIZE')\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), -1))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), -1))\n"
         "host.on_payload(c.pack_all((c.Segment(number, path, size),)))\n"
     )
     assert (done.returncode, "no room for" in done.stderr) == (71, True), done.stderr
