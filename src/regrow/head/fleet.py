@@ -24,8 +24,9 @@ from regrow.errors import (
 from regrow.head.guard import unexpected, watch
 from regrow.head.inflict import NEXT, inflict
 from regrow.head.links import Link
+from regrow.head.member import Member
 from regrow.head.topology import Topology
-from regrow.launchers.base import HostSpec, Launcher, Process
+from regrow.launchers.base import HostSpec, Launcher
 from regrow.launchers.joined import EVERY_ADDRESS, JoinedLauncher
 from regrow.slices import (
     ContHosts,
@@ -88,17 +89,6 @@ class Owner(Protocol):
     def job_ends(self, text: str) -> None:
         """More slices are gone than the job bears."""
         ...
-
-
-@final
-class Member:
-    """One host process in one incarnation."""
-
-    def __init__(self, link: Link, channel: HeadChannel) -> None:
-        self.link = link
-        self.channel = channel
-        self.process: Process | None = None
-        self.connections = 0
 
 
 @final

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from signal import SIGSEGV, SIGTERM
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from regrow.channel.commands import Fail
 from regrow.errors import UsageError
-
-if TYPE_CHECKING:
-    from regrow.head.fleet import Member
+from regrow.head.member import Member
 
 FAULTS: Final = frozenset({"term", "preempt", "segv", "exit", "oom", "diskfull", "mend", "sever"})
 """What can be done; `sever` breaks the connections of a slice's hosts once. `term` is a SIGTERM that has

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol, final
+from typing import Final, Protocol, final
 
 from regrow.wire import frames
 from regrow.wire.frames import Buffer
-
-if TYPE_CHECKING:
-    from regrow.wire.sending import Outbox
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +31,29 @@ class Handler(Protocol):
         """The stream is no more: its answer was handed to the socket, or it broke off. Once."""
 
 
+class Sender(Protocol):
+    """The sending half of the connection, as a stream uses it."""
+
+    @property
+    def stream_window(self) -> int:
+        """The window that a new stream starts with."""
+
+    def control(self, frame: bytes) -> None:
+        """Send a frame that flow control does not apply to."""
+
+    def queue(self, stream: Stream) -> None:
+        """Give the stream a turn."""
+
+    def end(self, stream: Stream) -> None:
+        """Send the stream's trailers; all else of it has been sent."""
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """Break the stream off and tell the peer."""
+
+    def detach(self) -> None:
+        """Copy what waits for the socket and points into memory of others."""
+
+
 @final
 class Stream:
     """One stream of a connection.
@@ -48,7 +68,7 @@ class Stream:
     """
 
     __slots__ = (
-        "_outbox",
+        "_sender",
         "closed",
         "handler",
         "is_over",
@@ -64,10 +84,10 @@ class Stream:
 
     handler: Handler
 
-    def __init__(self, outbox: Outbox, number: int) -> None:
-        self._outbox = outbox
+    def __init__(self, sender: Sender, number: int) -> None:
+        self._sender = sender
         self.number = number
-        self.window = outbox.stream_window
+        self.window = sender.stream_window
         self.pending: deque[Buffer] = deque()
         self.pending_bytes = 0
         self.taken_bytes = 0
@@ -80,7 +100,7 @@ class Stream:
     def headers(self, block: bytes) -> None:
         """Send the response's header block."""
         if not self.closed:
-            self._outbox.control(
+            self._sender.control(
                 frames.frame(frames.HEADERS, frames.END_HEADERS, self.number, block)
             )
 
@@ -91,7 +111,7 @@ class Stream:
         self.pending.append(chunk)
         self.pending_bytes += len(chunk)
         if not self.queued:
-            self._outbox.queue(self)
+            self._sender.queue(self)
 
     def finish(self, trailers: bytes) -> None:
         """End the response with a header block, after all that was written."""
@@ -100,7 +120,7 @@ class Stream:
         self.closed = True
         self.trailers = trailers
         if not self.pending:
-            self._outbox.end(self)
+            self._sender.end(self)
 
     def break_off(self) -> None:
         """Send nothing more, and let go of all memory that was to be sent; the peer is not told."""
@@ -108,11 +128,11 @@ class Stream:
         self.pending.clear()
         self.pending_bytes = 0
         self.trailers = None
-        self._outbox.detach()
+        self._sender.detach()
 
     def reset(self, code: int) -> None:
         """Break off, and tell the peer."""
-        self._outbox.reset(self, code)
+        self._sender.reset(self, code)
 
     def end(self) -> None:
         """Tell the handler, once, that the stream is over."""
