@@ -119,7 +119,8 @@ def test_a_snapshot_is_known_when_it_was_waited_for() -> None:
         )
         await trainer.step()
         [report] = trainer.reports
-        assert str(report.lost) == "execution 5"
+        assert report.lost is not None
+        assert (str(report.lost), report.lost.counted) == ("step 5", True)
         assert report.parts["load"] > 0
 
     run(main, slices=3, devices=1)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_training import Training, trained
 
+from regrow.observe import LostSteps
 from regrow.observe.goodput import (
     DATA,
     INITIALIZATION,
@@ -100,7 +101,7 @@ def test_without_a_word_of_the_client_executions_are_counted() -> None:
     training.load()
     training.step(6)
     [report] = training.reports
-    assert str(report.lost) == "executions 7 to 8"
+    assert report.lost == LostSteps(7, 8, True, (1,), ("host 0 was ended by SIGKILL",))
     assert training.run.steps.number == 7
     training.check()
 
@@ -141,6 +142,7 @@ def test_a_second_loss_during_the_recovery_is_an_event_of_its_own() -> None:
     first, second = training.reports
     assert (first.slices, first.ended) == ((1,), "another loss")
     assert (second.slices, second.ended) == ((2,), "recovered")
+    assert second.lost is None
     assert first.began_s + first.wall_s == pytest.approx(second.began_s)
     training.check()
 
@@ -159,6 +161,10 @@ def test_a_step_that_is_begun_again_twice_is_where_it_goes_on() -> None:
     assert run.event.steps == []
     training.step(2)
     assert [str(report.lost) for report in training.reports] == ["None", "steps 2 to 3"]
+    lost = training.reports[-1].lost
+    assert lost is not None
+    assert lost.slices == (1, 2)  # The first has cost them, not the second alone.
+    assert len(lost.causes) == 2
     training.check()
 
 
@@ -191,6 +197,42 @@ def test_a_slice_that_returns_is_taken_in() -> None:
     assert report.wall_s == pytest.approx(1.5)
     assert training.spent(SCALE_UP) == pytest.approx(1.5)
     assert not training.run.returned
+    training.check()
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_was_lost_once_is_not_lost_again(tells) -> None:
+    training = trained(4, tells=tells)
+    training.save()
+    for step in range(4, 14):
+        training.step(step)
+    for first in (4, 5):
+        training.lose()
+        training.load()
+        training.step(4)
+        training.step(5)
+        assert training.reports[-1].lost_s == pytest.approx(10 if first == 4 else 1)
+    assert training.run.steps.lost == 12
+    training.check()
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_return_that_goes_back_to_a_snapshot_costs_steps(tells) -> None:
+    training = trained(4, tells=tells)
+    training.save()
+    training.lose()
+    training.load()
+    training.step(4, slices=(0,))
+    training.step(5, slices=(0,))
+    training.run.slice_back(1)
+    training.run.uses((0, 1), training.now, training.now)
+    training.load()
+    training.step(4)
+    report = training.reports[-1]
+    assert (report.kind, report.ended) == ("scale-up", "recovered")
+    assert report.lost == LostSteps(4 if tells else 5, 5 if tells else 6, not tells, (1,))
+    assert report.lost_s == pytest.approx(1)  # Step 4 belongs to the loss before.
+    assert training.run.steps.lost == 2
     training.check()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from regrow.observe.steps import Resumed, Steps
+from regrow.observe.timeline import LostSteps
 
 
 def taken(steps: Steps, name: str, weight: int, times: int, small: bool = False) -> list[bool]:
@@ -58,9 +59,42 @@ def test_lost_by_the_executions_since_the_snapshot() -> None:
     steps = training(told=False)
     steps.saved(26)
     lost, lost_s = steps.resume(Resumed(loaded=True), 127.0)
-    assert str(lost) == "execution 27"
+    assert lost == LostSteps(27, 27, counted=True)
     assert lost_s == 1.0
     assert steps.resume(Resumed(loaded=True), 127.0) == (None, 0.0)
+
+
+def recorded(steps: Steps, *of_steps: int) -> None:
+    """Executions behind which the step is recorded, so the next carries what is to be expected."""
+    program = steps.program("jit_step", 10_000, False)
+    for step in of_steps:
+        steps.launched(program, float(step), step, expected=True)
+
+
+def test_lost_by_the_steps_that_were_recorded() -> None:
+    steps = training(told=False)
+    recorded(steps, *range(127, 140))
+    assert steps.latest == (40, None)
+    assert not steps.tells
+    steps.saved(30)  # After step 129.
+    # The first one after the snapshot carries what would have followed without the loss.
+    recorded(steps, 140, 131, 132)
+    lost, lost_s = steps.resume(Resumed(number=41, loaded=True), 140.0)
+    assert lost == LostSteps(130, 139, counted=False)
+    assert lost_s == 10.0
+    assert (steps.number, steps.lost) == (33, 10)
+    # Once more, and nothing of the former detour is left in the names.
+    recorded(steps, 132)
+    lost, _ = steps.resume(Resumed(number=34, loaded=True), 143.0)
+    assert lost == LostSteps(130, 132, counted=False)
+
+
+def test_steps_are_counted_where_one_of_them_carries_none() -> None:
+    steps = training(told=False)
+    steps.saved(26)
+    recorded(steps, 127, 128)
+    lost, _ = steps.resume(Resumed(loaded=True), 129.0)
+    assert lost == LostSteps(27, 29, counted=True)
 
 
 def test_executions_that_go_on_are_not_lost() -> None:

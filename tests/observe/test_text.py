@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from regrow.observe import Activity, ElasticEvent, LostSteps, Run, event_lines, goodput_lines
@@ -17,7 +19,8 @@ def test_an_event_is_a_block() -> None:
     event.add(Activity("compile", 2.5, ended=3.0))
     event.programs.update({"from memory": 2, "compiled": 1})
     told = event.report(1, 0.0, 5.0, "recovered").to_json()
-    told |= {"lost": {"first": 121, "last": 126, "counted": False}, "lost_s": 0.5}
+    lost = LostSteps(121, 126, False, (1,), (cause,))
+    told |= {"lost": asdict(lost), "lost_s": 0.5}
     assert event_lines(told) == [
         "elastic event 1: slice 1 lost (SIGKILL), training goes on after 4.00 s",
         "  detect         0.000 s",
@@ -62,7 +65,27 @@ def test_causes_in_few_words(cause, short) -> None:
 
 def test_steps_in_words() -> None:
     assert str(LostSteps(3, 3, False)) == "step 3"
-    assert str(LostSteps(3, 5, True)) == "executions 3 to 5"
+    assert str(LostSteps(3, 5, True)) == "steps 3 to 5"
+
+
+@pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        (
+            LostSteps(3, 5, True, (1,), ("host 0 (pid 3) was ended by SIGKILL",)),
+            "steps 3 to 5 (counted from 1, by executions) lost to slice 1, SIGKILL",
+        ),
+        (
+            LostSteps(3, 5, False, (1, 2), ("host 0 was ended by SIGKILL", "killed on request")),
+            "steps 3 to 5 lost to slices 1, 2, SIGKILL, killed on request",
+        ),
+        (LostSteps(4, 4, False, (2,)), "step 4 lost to the return of slice 2"),
+    ],
+)
+def test_to_what_steps_are_lost(lost, text) -> None:
+    told = ElasticEvent("scale-up", 2, "", 0.0, 0.0).report(4, 0.0, 1.0, "recovered").to_json()
+    told |= {"lost": asdict(lost), "lost_s": 0.25}
+    assert event_lines(told)[-1] == f"  {text}: 0.25 s of work"
 
 
 def test_goodput_in_words() -> None:

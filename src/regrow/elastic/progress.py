@@ -94,7 +94,8 @@ def at_step(step: int) -> None:
 
 def after_step(step: int) -> None:
     """Says that a step was taken, so the next one begins, unless the program says otherwise."""
-    _set(step=int(step) + 1, phase="step")
+    stamp(step + 1, expected=True)
+    _set(step=step + 1, phase="step")
 
 
 def at_snapshot(step: int) -> None:

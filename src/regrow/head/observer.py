@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any, Final, TypeAlias, final
 
-from regrow.channel.stamps import step_of
+from regrow.channel.stamps import is_expected, step_of
 from regrow.head.buffers import Array, Buffers, Piece
 from regrow.head.executables import Executable
 from regrow.head.phases import begun_by
@@ -129,8 +129,9 @@ class Observer:
                 self._before_launch = before
                 if run.returned:
                     self._uses(program.placement.slices, now)
-                step = step_of(body.execute_options.execution_stream_id)
-                is_step = run.launched(program.known or self._known(program), now, step)
+                stamp = body.execute_options.execution_stream_id
+                known, step = program.known or self._known(program), step_of(stamp)
+                is_step = run.launched(known, now, step, expected=is_expected(stamp))
                 if run.event is not None:
                     self._follow_launch(program, is_step, now, tables, _results(body, answer))
             elif type(program) is Reshard:

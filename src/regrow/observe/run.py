@@ -63,6 +63,7 @@ class Run:
         self._began = now
         self._events = 0
         self._counts: Counter[str] = Counter()
+        self._lost_to: dict[int, str] = {}
         self._up = False
         self._clients = 0
         self._left_at: float | None = None
@@ -159,8 +160,13 @@ class Run:
         if self.event is not None:
             self.event.programs[source] += 1
 
-    def launched(self, program: Program, now: float, step: int | None = None) -> bool:
-        """An execution has begun that carries this step; returns whether it is one of the training's."""
+    def launched(
+        self, program: Program, now: float, step: int | None = None, *, expected: bool = False
+    ) -> bool:
+        """An execution has begun that carries this step; returns whether it is one of the training's.
+
+        `expected`: the step is only what was to be expected, see `Steps.launched`.
+        """
         self._in_flight = True
         self.in_loader = False
         self.latest = program
@@ -172,7 +178,7 @@ class Run:
         if self.event is not None and self._running and program is not self.steps.main:
             return False  # What the training's step is, is not decided in a recovery.
         productive_s = self.ledger.spent(goodput.PRODUCTIVE, now)
-        is_step = self.steps.launched(program, productive_s, step)
+        is_step = self.steps.launched(program, productive_s, step, expected)
         if is_step and not self._running:
             self._running = True
             self._interrupted = False
@@ -279,10 +285,13 @@ class Run:
         report = self._report(event, end, ended)
         self._events += 1
         self._counts[event.kind] += 1
-        if event.kind == "loss" and ended == "recovered":
+        if event.kind == "loss":
+            self._lost_to.update(zip(event.slices, event.causes, strict=True))
+        if ended == "recovered":
             report = self._with_lost_steps(report, event, ending, now)
-        if event.kind == "scale-up" and ended == "recovered":
-            self.returned.difference_update(event.slices)
+            self._lost_to.clear()
+            if event.kind == "scale-up":
+                self.returned.difference_update(event.slices)
         self.reports.append(report)
         del self.reports[:-_REPORTS]
         self._settle(now)
@@ -292,11 +301,15 @@ class Run:
         self, report: Report, event: ElasticEvent, ending: Activity | None, now: float
     ) -> Report:
         if ending is None:  # The step has got another name, and the client tells where it is.
-            at = Resumed(None, event.resumed, event.loaded)
+            at = Resumed(None, event.resumed if self.steps.tells else None, event.loaded)
         else:
             at = Resumed(ending.number, ending.step, event.loaded)
         lost, lost_s = self.steps.resume(at, self.ledger.spent(goodput.PRODUCTIVE, now))
+        if lost is None:
+            return report
         self.ledger.move(goodput.PRODUCTIVE, goodput.WASTED, lost_s)
+        slices = tuple(self._lost_to) or report.slices
+        lost = replace(lost, slices=slices, causes=tuple(self._lost_to.values()))
         return replace(report, lost=lost, lost_s=lost_s)
 
     def _compile_beside(self) -> None:

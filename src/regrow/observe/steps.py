@@ -29,9 +29,9 @@ class Program:
     count: int = 0
 
 
-# Of an execution of the step: its number, the step that it carries, the productive time before it.
-# A plain tuple, for one is made in each step of a training.
-Mark: TypeAlias = tuple[int, int | None, float]
+# Of an execution of the step: its number, the step that it carries, the productive time before it,
+# and whether the step is only what was to be expected. A plain tuple, for one is made in each step.
+Mark: TypeAlias = tuple[int, int | None, float, bool]
 
 
 @final
@@ -86,14 +86,20 @@ class Steps:
             self._heaviest = weight
         return program
 
-    def launched(self, program: Program, productive_s: float, step: int | None) -> bool:
-        """An execution has begun that carries this step; returns whether it is one of the training's."""
+    def launched(
+        self, program: Program, productive_s: float, step: int | None, expected: bool = False
+    ) -> bool:
+        """An execution has begun that carries this step; returns whether it is one of the training's.
+
+        `expected`: the step is the one after the last that was recorded. It is right unless the
+        client has just gone back.
+        """
         program.count += 1
         if program is not self.main and not self._becomes_main(program):
             return False
         self.number += 1
         self.taken += 1
-        self._marks.append((self.number, step, productive_s))
+        self._marks.append((self.number, step, productive_s, expected))
         return True
 
     def _becomes_main(self, program: Program) -> bool:
@@ -110,8 +116,15 @@ class Steps:
 
     @property
     def latest(self) -> tuple[int, int | None]:
-        """The number of the latest execution, and the step that it carries."""
-        return (self.number, self._marks[-1][1]) if self._marks else (self.number, None)
+        """The number of the latest execution, and the step that the client told before it."""
+        if not self._marks or self._marks[-1][3]:
+            return self.number, None
+        return self.number, self._marks[-1][1]
+
+    @property
+    def tells(self) -> bool:
+        """Whether the client told the step of the latest execution before it, as far as is known."""
+        return self.latest[1] is not None
 
     # --- snapshots and losses ---
 
@@ -137,32 +150,66 @@ class Steps:
         """
         end = self.number + 1 if at.number is None else at.number
         if at.step is not None:
-            again = [
-                (number, step)
-                for number, step, _ in self._marks
-                if number < end and step is not None and step >= at.step
-            ]
-            if not again:
-                return None, 0.0
-            first = min(number for number, _ in again)
-            lost = LostSteps(at.step, max(step for _, step in again), False)
+            first, lost = self._since_step(at.step, end)
         elif at.loaded and self._saved is not None and self._saved < end - 1:
-            first = self._saved + 1
-            lost = LostSteps(first, end - 1, True)
+            first, lost = self._since_saved(self._saved, end)
         else:
             return None, 0.0
-        return lost, self._forget(first, end, productive_s)
+        return lost, 0.0 if lost is None else self._forget(first, end, productive_s)
+
+    def _since_step(self, step: int, end: int) -> tuple[int, LostSteps | None]:
+        """The first execution of this step or a later one, and what was executed from there on."""
+        again = [
+            (number, told)
+            for number, told, *_ in self._marks
+            if number < end and told is not None and told >= step
+        ]
+        if not again:
+            return end, None
+        first = min(number for number, _ in again)
+        return first, LostSteps(step, max(told for _, told in again), False)
+
+    def _since_saved(self, saved: int, end: int) -> tuple[int, LostSteps]:
+        """Likewise since a snapshot; by the steps of the executions if each carries one."""
+        first = saved + 1
+        steps = [step for number, step, *_ in self._marks if first <= number < end]
+        named = [step for step in steps if step is not None]
+        self._name_again(saved, end)
+        if len(named) < end - first:
+            return first, LostSteps(first, end - 1, True)
+        return first, LostSteps(min(named), max(named), False)
+
+    def _name_again(self, saved: int, end: int) -> None:
+        """What goes on from a snapshot has the step after it, not the one that was to be expected."""
+        before = next((step for number, step, *_ in self._marks if number == saved), None)
+        step = None if before is None else before + 1
+        stale = next((mark[1] for mark in self._marks if mark[0] == end and mark[3]), None)
+        self._marks = deque(
+            (
+                (number, step, spent_s, expected)
+                if number >= end and expected and named == stale
+                else (number, named, spent_s, expected)
+                for number, named, spent_s, expected in self._marks
+            ),
+            maxlen=_MARKS,
+        )
 
     def _forget(self, first: int, end: int, productive_s: float) -> float:
         """Forgets executions and counts on from the first; returns the productive time since then."""
         count = end - first
-        since = next((since for number, _, since in self._marks if number >= first), productive_s)
-        kept = [
-            (number - count if number >= end else number, step, spent_s)
-            for number, step, spent_s in self._marks
-            if not first <= number < end
-        ]
-        self._marks = deque(kept, maxlen=_MARKS)
+        since = next((spent_s for number, _, spent_s, _ in self._marks if number >= first), None)
+        lost_s = 0.0 if since is None else max(0.0, productive_s - since)
+        # What goes on was begun before the lost time was known to be lost.
+        self._marks = deque(
+            (
+                (number - count, step, spent_s - lost_s, expected)
+                if number >= end
+                else (number, step, spent_s, expected)
+                for number, step, spent_s, expected in self._marks
+                if not first <= number < end
+            ),
+            maxlen=_MARKS,
+        )
         self.lost += count
         self.number -= count
-        return productive_s - since
+        return lost_s

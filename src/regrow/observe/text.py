@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from regrow.observe.timeline import LostSteps
+
 _SIGNAL: Final = re.compile(r"was ended by (SIG\w+)")
 _SHORT: Final = (
     (re.compile(r"has sent no heartbeat"), "silent"),
@@ -72,13 +74,11 @@ def _headline(event: Mapping[str, Any]) -> str:
 
 
 def _lost(event: Mapping[str, Any]) -> str:
-    lost = event["lost"]
-    what = "execution" if lost["counted"] else "step"
-    first, last = lost["first"], lost["last"]
-    steps = f"{what} {first}" if first == last else f"{what}s {first} to {last}"
-    causes = ", ".join(dict.fromkeys(short_cause(cause) for cause in event["causes"]))
-    to = f"{_slices(event['slices'])}, {causes}" if causes else _slices(event["slices"])
-    return f"{steps} lost to {to}: {event['lost_s']:.2f} s of work"
+    lost = LostSteps(**event["lost"])
+    causes = ", ".join(dict.fromkeys(map(short_cause, lost.causes)))
+    to = f"{_slices(lost.slices)}, {causes}" if causes else f"the return of {_slices(lost.slices)}"
+    how = " (counted from 1, by executions)" if lost.counted else ""
+    return f"{lost}{how} lost to {to}: {event['lost_s']:.2f} s of work"
 
 
 def _slices(slices: Sequence[int]) -> str:

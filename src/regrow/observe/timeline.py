@@ -90,18 +90,22 @@ class LostSteps:
     Attributes:
         first: The first one.
         last: The last one.
-        counted: Whether the numbers are counts of executions, as the client told no steps.
+        counted: Whether the numbers count executions from 1, as the client told no steps.
+        slices: The slices that they were lost to: those of the event, and of the ones before that
+            ended in another loss.
+        causes: For each of them why it was lost.
     """
 
     first: int
     last: int
     counted: bool
+    slices: tuple[int, ...] = ()
+    causes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        what = "execution" if self.counted else "step"
         if self.first == self.last:
-            return f"{what} {self.first}"
-        return f"{what}s {self.first} to {self.last}"
+            return f"step {self.first}"
+        return f"steps {self.first} to {self.last}"
 
 
 @final
