@@ -177,8 +177,7 @@ class Supervisor:
 
     def last_words(self) -> str:
         """What the head's log says of its end, to be added to a message; empty if there is none."""
-        line = telling_line(Path(self.config.log_dir, "head.log"))
-        return f": {line.removeprefix('regrow: ')}" if line else ""
+        return last_words(self.config, "head")
 
     def close(self) -> None:
         """Ends the cluster and removes what it has left; may be called more than once."""
@@ -204,6 +203,12 @@ class Supervisor:
         if self._head.poll() is None:
             self._head.send(signal.SIGKILL)
             self._head.wait(_SHUTDOWN_DEADLINE_S)
+
+
+def last_words(config: HeadConfig, name: str) -> str:
+    """What the log of a process says of its end, to be added to a message; empty if there is none."""
+    line = telling_line(Path(config.log_dir, f"{name}.log"))
+    return f": {line.removeprefix('regrow: ')}" if line else ""
 
 
 def _check_hope(status: dict[str, Any], log_dir: str) -> None:

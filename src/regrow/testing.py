@@ -54,7 +54,8 @@ def _check(item: pytest.Item, mark: pytest.Mark) -> None:
         raise pytest.UsageError(f"{item.nodeid}: write {_HELP.partition(':')[0]}")
     try:
         options = {name: value for name, value in mark.kwargs.items() if name not in _NOT_OPTIONS}
-        check_possible(parse_schedule(mark.args[0], cluster_options(**options).slices))
+        shape = cluster_options(**options)
+        check_possible(parse_schedule(mark.args[0], shape.slices), ray=shape.ray is not None)
     except (UsageError, TypeError) as error:
         raise pytest.UsageError(f"{item.nodeid}: {error}") from None
     if "cluster" not in getattr(item, "fixturenames", ()):

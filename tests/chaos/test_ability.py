@@ -25,3 +25,10 @@ def test_what_it_cannot_make_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         schedule = parse_schedule(f"kill:0@1s,{fault}:0@phase=load")
         with pytest.raises(UsageError, match=f"cannot make the fault {fault}:0@.*{lacks}"):
             ability.check_possible(schedule)
+
+
+def test_nodes_of_ray_are_killed_where_slices_come_from_it() -> None:
+    schedule = parse_schedule("killnode:0@1s")
+    ability.check_possible(schedule, ray=True)
+    with pytest.raises(UsageError, match=r"killnode:0@1.0s needs slices from a Ray cluster"):
+        ability.check_possible(schedule)

@@ -53,9 +53,13 @@ def test_what_cannot_be_copied_is_named() -> None:
         ),
         ({"a": struct(2)}, {"a": 0}, r"^a: the snapshot holds an array .* a int; give a jax.Shape"),
         ({"a": 0}, {"a": struct()}, r"^a: the snapshot holds a int, the target is an array"),
-        ({"a": {"b": 1}}, {"a": {"c": 1}}, r"'a/b' is in the snapshot only \(1 such .*'a/c' is in"),
+        (
+            {"a": {"b": 1}},
+            {"a": {"c": 1}},
+            "'a/b' is in the snapshot only; 'a/c' is in the target only",
+        ),
         ({"a": 1, "b": 2}, {"a": 1}, r"'b' is in the snapshot only"),
-        ({"a": 1}, {"a": 1, "b": [2, 3]}, r"'b/0' is in the target only \(2 such leaves\)"),
+        ({"a": 1}, {"a": 1, "b": [2, 3]}, "'b/0' and 1 more are in the target only"),
         ({"a": (1, 2)}, {"a": [1, 2]}, r"in other containers"),
     ],
 )

@@ -35,13 +35,19 @@ _LACKS: Final[Mapping[str, Callable[[], str | None]]] = {
 }
 
 
-def check_possible(events: Iterable[FaultEvent]) -> None:
-    """Checks that this machine can make all faults of a schedule.
+def check_possible(events: Iterable[FaultEvent], *, ray: bool = False) -> None:
+    """Checks that all faults of a schedule can be made.
+
+    Args:
+        events: They.
+        ray: Whether the slices come from a Ray cluster.
 
     Raises:
-        UsageError: It cannot make one; says which, and what is missing.
+        UsageError: One cannot; says which, and what is missing.
     """
     for event in events:
+        if event.fault == "killnode" and not ray:
+            raise UsageError(f"the fault {event} needs slices from a Ray cluster (--launcher ray)")
         lacks = _LACKS.get(event.fault, lambda: None)()
         if lacks is not None:
             raise UsageError(f"this machine cannot make the fault {event}: {lacks}")

@@ -42,12 +42,12 @@ class Chaos:
             schedule: In the language of `--chaos`, or parsed.
 
         Raises:
-            UsageError: It is no schedule, or this machine cannot make one of its faults.
+            UsageError: It is no schedule, or one of its faults cannot be made here.
         """
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule, cluster.config.slices)
         self._events = tuple(schedule)
-        check_possible(self._events)
+        check_possible(self._events, ray=cluster.config.ray is not None)
         self._cluster = cluster
         self._injector: Injector | None = None
         self._thread: threading.Thread | None = None

@@ -61,11 +61,16 @@ def _steps(run: Committed) -> str:
 
 
 def _slices(run: Committed) -> str:
-    parts = []
-    for slices, steps in itertools.groupby(run.steps, key=lambda one: one.slices):
-        named = "unknown" if slices is None else " ".join(map(str, slices))
-        parts.append(f"{named} from step {next(steps).step}")
-    return ", ".join(parts)
+    return ", ".join(
+        f"{'unknown' if slices is None else ' '.join(map(str, slices))} from step {step}"
+        for step, slices in _changes(run)
+    )
+
+
+def _changes(run: Committed) -> list[tuple[int, tuple[int, ...] | None]]:
+    """From which step on the run used which slices; None: it is not known."""
+    stretches = itertools.groupby(run.steps, key=lambda one: one.slices)
+    return [(next(steps).step, slices) for slices, steps in stretches]
 
 
 def _comparison(comparison: Comparison) -> str:
@@ -85,6 +90,9 @@ def to_json(proof: Proof) -> dict[str, Any]:
         "happened": [str(fault) for fault in proof.run.happened],
         "lost_slices": list(proof.run.lost),
         "steps": len(proof.run.committed.steps),
+        "slices": [
+            {"from_step": step, "slices": slices} for step, slices in _changes(proof.run.committed)
+        ],
         "taken_twice": proof.run.committed.taken_twice,
         "rollbacks": [asdict(one) for one in proof.run.committed.rollbacks],
         "reference": None if verdict.reference is None else asdict(verdict.reference),

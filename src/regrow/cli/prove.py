@@ -86,11 +86,12 @@ def command(
     {run} in the script's arguments is the name of the run: faulted, reference or undisturbed.
 
     The exit status is 0 if they are equal, 1 if they diverged or nothing is proved (no fault happened
-    before the last step, say: then nothing else is run), 2 for wrong usage, 3 when a cluster could not start, 6 when the script failed.
+    before the last step, say: then nothing else is run), 2 for wrong usage, 3 when a cluster could not
+    start, 6 when the script failed.
     """
     options = to_cluster_options(values)
     faults = parse_schedule(chaos, options.slices)
-    check_possible(faults)
+    check_possible(faults, ray=options.ray is not None)
     task.argv()
     if limit_s is not None and not limit_s > 0:
         raise UsageError(f"--limit is {limit_s:g} s; it must be more than 0")

@@ -151,7 +151,7 @@ def run_task(
     argv = task.argv()
     head_deadline_s = head_deadline_from(os.environ)
     options = to_cluster_options(values)
-    check_possible(faults)
+    check_possible(faults, ray=options.ray is not None)
     accounts = Accounts(budgets=() if budget is None else parse_budgets(budget), path=timeline)
     begins()
     unwind_on_signals()

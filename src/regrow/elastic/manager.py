@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Sequence, Set
@@ -219,8 +221,9 @@ class Manager:
             step = train_step()  # for the active slices
 
         A set of slices that was seen before costs nothing. When the program has begun its second step
-        since (`at_step`, `record`; of one that tells no steps: after half a minute), the function is called in the background for each set of one slice fewer, so that the next loss
-        finds its program compiled and traced. It must not depend on arrays.
+        since (`at_step`, `record`; of one that tells no steps: after half a minute), the function is
+        called in the background for each set of one slice fewer, so that the next loss finds its
+        program compiled and traced. It must not depend on arrays.
 
         Args:
             build: Takes the devices of some slices, in order of slice index.
@@ -277,8 +280,8 @@ class Manager:
                 then 0.5 s, doubling up to 30 s.
 
         Raises:
-            UsageError: The minimum is no number of slices, a time is no time, or the decorator was
-                not called (`@elastic_retry` without parentheses).
+            UsageError: The minimum is no number of slices, a time is no time, a callback or policy
+                cannot be called, or the decorator was not (`@elastic_retry` without parentheses).
             ValueError: Both `max_retries` and `retry_policy` are given, or the former is not
                 positive.
 
@@ -289,24 +292,15 @@ class Manager:
         """
         if callable(max_retries):
             raise UsageError("elastic_retry has to be called: write @manager.elastic_retry()")
-        if timeout is not None and not timeout >= 0:
-            raise UsageError(f"timeout is {timeout}; it must be 0 or more seconds, or None")
-        if not poll_interval >= 0:
-            raise UsageError(f"poll_interval is {poll_interval}; it must be 0 or more seconds")
-        if max_retries is not None and retry_policy is not None:
-            raise ValueError("give max_retries or retry_policy, not both")
-        if max_retries is not None:
-            retry_policy = ElasticRetryLimit(max_retries)
         plan = Plan(
             minimum=self._minimum(minimum_slice_count),
-            poll_interval_s=poll_interval,
-            timeout_s=timeout,
-            pre_callback=pre_callback,
-            on_event=on_elastic_event_callback,
-            policy=retry_policy,
+            poll_interval_s=_seconds("poll_interval", poll_interval),
+            timeout_s=None if timeout is None else _seconds("timeout", timeout, " or None"),
+            pre_callback=_called("pre_callback", pre_callback),
+            on_event=_called("on_elastic_event_callback", on_elastic_event_callback),
+            policy=_policy(retry_policy, max_retries),
             backoff=backoff or Backoff(),
         )
-
         return self._decorator(plan)
 
     def _decorator(self, plan: Plan) -> Callable[[_F], _F]:
@@ -324,14 +318,18 @@ class Manager:
 
         return decorator
 
-    def _minimum(self, count: int | None) -> int:
+    def _minimum(self, count: Any) -> int:
         if count is None:
             return self.total_slice_count
-        if not 1 <= count <= self.total_slice_count:
+        try:
+            least = operator.index(count)
+        except TypeError:
+            least = 0
+        if not 1 <= least <= self.total_slice_count:
             raise UsageError(
-                f"minimum_slice_count is {count}; there are {self.total_slice_count} slices"
+                f"minimum_slice_count is {count!r}; there are {self.total_slice_count} slices"
             )
-        return count
+        return least
 
     def pause_resume(
         self,
@@ -359,6 +357,31 @@ class Manager:
         return self.elastic_retry(
             max_resizes, 1, poll_interval, None, pre_callback, on_elastic_event_callback
         )
+
+
+def _seconds(name: str, value: Any, others: str = "") -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UsageError(f"{name} is {value!r}; it must be 0 or more seconds{others}")
+    return seconds
+
+
+def _called(name: str, value: Callable[..., _T] | None) -> Callable[..., _T] | None:
+    if value is not None and not callable(value):
+        raise UsageError(f"{name} is {value!r}; it must be a function or None")
+    return value
+
+
+def _policy(policy: RetryPolicy | None, max_retries: int | None) -> RetryPolicy | None:
+    if max_retries is None:
+        return _called("retry_policy", policy)
+    if policy is not None:
+        raise ValueError("give max_retries or retry_policy, not both")
+    limit: RetryPolicy = ElasticRetryLimit(max_retries)
+    return limit
 
 
 def _deprecated(name: str) -> None:

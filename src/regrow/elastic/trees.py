@@ -71,14 +71,19 @@ def check_target(saved: Tree, target: Tree) -> None:
         _check_leaf(path, leaf, wanted)
 
 
+def _some(paths: list[str]) -> str:
+    first, *others = paths
+    return f"{first!r} and {len(others)} more are" if others else f"{first!r} is"
+
+
 def _difference(saved: Tree, target: Tree) -> str:
     only_saved = [path for path in saved.paths if path not in set(target.paths)]
     only_target = [path for path in target.paths if path not in set(saved.paths)]
     parts = []
     if only_saved:
-        parts.append(f"{only_saved[0]!r} is in the snapshot only ({len(only_saved)} such leaves)")
+        parts.append(f"{_some(only_saved)} in the snapshot only")
     if only_target:
-        parts.append(f"{only_target[0]!r} is in the target only ({len(only_target)} such leaves)")
+        parts.append(f"{_some(only_target)} in the target only")
     return "; ".join(parts) or "the same leaves are in other containers: " + (
         f"{saved.structure} was saved, the target is {target.structure}"
     )

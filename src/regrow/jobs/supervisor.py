@@ -26,8 +26,8 @@ from regrow.errors import (
     WaitTimeout,
 )
 from regrow.home import ClusterState, Home
-from regrow.processes import Child, end_run, python_argv, server_environ, spawn, telling_line
-from regrow.supervise import start_watched
+from regrow.processes import Child, end_run, python_argv, server_environ, spawn
+from regrow.supervise import last_words, start_watched
 
 MANAGER_MODULE: Final = "regrow.jobs"
 MACHINES_MODULE: Final = "regrow.jobs.machines"
@@ -49,7 +49,7 @@ class _Kept:
         self._began_at = time.monotonic()
         self.child = start()
 
-    def again(self, log_dir: str) -> str:
+    def again(self, config: HeadConfig) -> str:
         """Starts it again, for it has ended; returns how.
 
         Raises:
@@ -59,9 +59,7 @@ class _Kept:
         lived_s = time.monotonic() - self._began_at
         self._failures = self._failures + 1 if lived_s < _LIVED_S else 1
         if self._failures >= _HOPELESS or self.child.status in (2, 3):
-            line = telling_line(Path(log_dir, f"{self.name}.log"))
-            why = f": {line.removeprefix('regrow: ')}" if line else ""
-            raise ClusterError(f"the {self.name} ended ({cause}){why}")
+            raise ClusterError(f"the {self.name} ended ({cause}){last_words(config, self.name)}")
         self._began_at = time.monotonic()
         self.child = self._start()
         return str(cause)
@@ -146,7 +144,7 @@ class SharedSupervisor:
                 continue
             if kept.child.cause == "exit status 0":
                 return None
-            cause = kept.again(self.config.log_dir)
+            cause = kept.again(self.config)
             lines.append(f"the {kept.name} ended ({cause}); it is started again")
         return lines
 
@@ -164,8 +162,7 @@ class SharedSupervisor:
                 return
             for kept in self._kept:
                 if kept.child.poll() is not None:
-                    line = telling_line(Path(self.config.log_dir, f"{kept.name}.log"))
-                    why = f": {line.removeprefix('regrow: ')}" if line else ""
+                    why = last_words(self.config, kept.name)
                     raise ClusterStartError(f"the {kept.name} did not start{why}")
             what = f"all slices ({there} of {self.config.slices} are there)"
             if time.monotonic() - began_at > timeout_s:

@@ -193,7 +193,8 @@ def the_budget_ends_it_with_attempt_and_cause() -> None:
 def too_few_slices_in_time_tells_which_and_why() -> None:
     made = manager.Manager()
 
-    @made.elastic_retry(poll_interval=0.1, timeout=0.5)
+    # The next check would come after the timeout, so one is made, with time enough for those that live.
+    @made.elastic_retry(poll_interval=10, timeout=5)
     def loop() -> None:
         kill(1)
         total(made)
@@ -203,7 +204,7 @@ def too_few_slices_in_time_tells_which_and_why() -> None:
     text = str(error)
     assert text.startswith("elastic attempt 2 (no limit): waited ")
     assert "for at least 3 of 3 slices (active: 0, 2; slice 1: slice 1, incarnation" in text
-    assert "the timeout is 0.5 s; the one before ended: slice 1, incarnation" in text
+    assert "the timeout is 5 s; the one before ended: slice 1, incarnation" in text
 
 
 @case
@@ -289,6 +290,14 @@ def what_cannot_be_asked_for() -> None:
     assert "timeout is -1; it must be 0 or" in str(raised(lambda: made.elastic_retry(timeout=-1)))
     error = raised(lambda: made.elastic_retry(poll_interval=-1))
     assert "poll_interval is -1; it must be 0 or more seconds" in str(error)
+    for argument, value, text in (
+        ("minimum_slice_count", "two", "minimum_slice_count is 'two'; there are 3 slices"),
+        ("poll_interval", "often", "poll_interval is 'often'; it must be 0 or more seconds"),
+        ("retry_policy", 3, "retry_policy is 3; it must be a function or None"),
+        ("pre_callback", 3, "pre_callback is 3; it must be a function or None"),
+    ):
+        error = raised(lambda name=argument, value=value: made.elastic_retry(**{name: value}))
+        assert text in str(error)
     both = raised(lambda: made.elastic_retry(2, retry_policy=manager.ElasticRetryLimit(1)))
     assert isinstance(both, ValueError)
 
