@@ -60,6 +60,18 @@ def test_other_differences(other, part):
     assert first_difference(PLAIN, other).part == part
 
 
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ((12, 7, 14, 15), "record 7 was used, in the reference 13"),
+        ((12, 13, 14), "3 records were used, in the reference 4"),
+        (None, "only one of the runs told its records"),
+    ],
+)
+def test_other_records_are_named(ids, text):
+    assert first_difference(changed(3, ids=ids), PLAIN).text == text
+
+
 TOLERANCE = Tolerance(3, "float32")
 
 

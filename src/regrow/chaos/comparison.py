@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
 from regrow.chaos.committed import Committed
 from regrow.chaos.tolerance import Tolerance
-from regrow.elastic.journal import StepRecord
+from regrow.elastic.journal import RecordId, StepRecord
 
 Part: TypeAlias = Literal["steps", "slices", "records", "loss", "state"]
 
@@ -59,7 +59,7 @@ def _of_step(one: StepRecord, other: StepRecord) -> Difference | None:
         text = f"computed on slices {_listed(one.slices)}, the reference on {_listed(other.slices)}"
         return Difference(one.step, "slices", None, text)
     if one.ids != other.ids:
-        return Difference(one.step, "records", None, "other records of the data were used")
+        return Difference(one.step, "records", None, _records(one.ids, other.ids))
     path = _first_leaf(one, other)
     if one.loss.bits != other.loss.bits or one.loss.dtype != other.loss.dtype:
         text = f"the loss is {one.loss}, that of the reference {other.loss}"
@@ -69,6 +69,15 @@ def _of_step(one: StepRecord, other: StepRecord) -> Difference | None:
     if path is not None:
         return Difference(one.step, "state", path, _leaf(one, other, path))
     return None
+
+
+def _records(ours: Sequence[RecordId] | None, others: Sequence[RecordId] | None) -> str:
+    if ours is None or others is None:
+        return "only one of the runs told its records"
+    for one, other in zip(ours, others, strict=False):
+        if one != other:
+            return f"record {one!r} was used, in the reference {other!r}"
+    return f"{len(ours)} records were used, in the reference {len(others)}"
 
 
 def _first_leaf(one: StepRecord, other: StepRecord) -> str | None:
