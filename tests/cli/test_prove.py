@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,8 @@ def test_a_training_that_loses_a_slice_and_takes_it_back(prove, tmp_path):
     assert told["slices"].startswith("0 1 from step 0, 0 from step 4, 0 1 from step ")
     assert told["all slices, no faults"].split(":")[0] in ("bit-equal", "equal within tolerance")
     assert told["records"] == "360 records, no gap and no double"
+    # `record` and the snapshot tell the timeline which steps the loss has cost.
+    assert re.search(r"  steps? 4( to 5)? lost to slice 1, SIGKILL: ", done.stderr), done.stderr
     assert {path.name for path in tmp_path.glob("*.jsonl")} == {
         "faulted.jsonl",
         "reference.jsonl",

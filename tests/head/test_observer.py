@@ -114,8 +114,14 @@ def test_a_snapshot_is_known_when_it_was_waited_for() -> None:
         world.lose(1)
         await trainer.compile([0, 2])
         trainer.client.put(2, [0.0, 0.0], tiled([0, 2], (2,), "pinned_host"))
+        # The snapshot is laid out anew first, which is no other snapshot.
         trainer.client.send(
-            "copy_arrays_request", array_handles=[2], result_handles=[3], memory_kind="device"
+            "copy_arrays_request", array_handles=[2], result_handles=[4], memory_kind="pinned_host"
+        )
+        await trainer.client.ask("check_value_ready_request", value_handles=[4])
+        assert trainer.run.steps._saved == 4
+        trainer.client.send(
+            "copy_arrays_request", array_handles=[4], result_handles=[3], memory_kind="device"
         )
         await trainer.step()
         [report] = trainer.reports

@@ -49,7 +49,6 @@ class Observer:
         self._buffers = buffers
         self._transfers = transfers
         self._before_launch = 0
-        self._saving = 0
 
     def around(self, handlers: dict[str, Handler], tables: Tables) -> None:
         """Puts itself around the handlers of a session."""
@@ -178,13 +177,13 @@ class Observer:
         return self._wait(answer, origin.aid, origin.placement.slices, saves)
 
     def _wait(self, answer: Later, aid: int, slices: tuple[int, ...], saves: bool) -> Later:
-        run, saving = self.run, self._saving
+        run, saving = self.run, self.run.steps.saving if saves else None
         kind: Kind = "snapshot" if saves and run.event is None else "wait"
         activity = run.begin(kind, monotonic(), slices=slices)
 
         def done(error: Any, _: Any) -> None:
             failed = error is not None
-            if saves and not failed:
+            if saving is not None and not failed:
                 run.steps.saved(saving)
             latest = aid > self._before_launch
             run.waited(activity, monotonic(), failed=failed, for_all=latest)
@@ -244,12 +243,12 @@ class Observer:
         source, result = tables.arrays.get(sources[0]), tables.arrays.get(results[0])
         if not isinstance(source, Array) or not isinstance(result, Array):
             return
-        if result.sharding.memory_kind == _PINNED:
-            self._saving = self.run.steps.number
+        pinned = source.sharding.memory_kind == _PINNED
+        if result.sharding.memory_kind == _PINNED and not pinned:
+            self.run.steps.begin_save()
             return
         if not self.run.returned and self.run.event is None:
             return
-        pinned = source.sharding.memory_kind == _PINNED
         targets, origins = self._slices(result), self._slices(source)
         now = monotonic()
         self._uses(targets | origins, now)

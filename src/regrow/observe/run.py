@@ -93,6 +93,7 @@ class Run:
     def slice_lost(self, index: int, cause: str, evidence: float, now: float) -> None:
         """A slice is declared lost; `evidence` is when the fault first showed."""
         self.returned.discard(index)
+        self.steps.slice_lost()
         if not self._clients:
             return
         event = self.event

@@ -62,6 +62,7 @@ class Steps:
         taken: How often it was executed.
         lost: How many of these were lost.
         told: The step that the client has told last.
+        saving: The execution whose state is being saved, or was last; None: none since a loss.
     """
 
     def __init__(self) -> None:
@@ -70,6 +71,7 @@ class Steps:
         self.taken = 0
         self.lost = 0
         self.told: int | None = None
+        self.saving: int | None = None
         self._programs: dict[str, Program] = {}
         self._heaviest = 0
         self._marks: deque[Mark] = deque(maxlen=_MARKS)
@@ -131,7 +133,15 @@ class Steps:
     def client_gone(self) -> None:
         """What comes next is another client's, which may begin anywhere."""
         self._marks.clear()
-        self._saved = None
+        self._saved = self.saving = None
+
+    def begin_save(self) -> None:
+        """The state after the latest execution is being saved."""
+        self.saving = self.number
+
+    def slice_lost(self) -> None:
+        """A snapshot that is being made comes to nothing."""
+        self.saving = None
 
     def saved(self, number: int) -> None:
         """A snapshot is complete of the state after the execution of that number."""
