@@ -21,10 +21,11 @@ def test_metrics() -> None:
     status = {"timeline": eventful(), "slices": slices, "clients": 1, "compiled": 3}
     found = {
         (sample.name, *sample.labels.values()): sample.value
-        for family in families(status)
+        for family in families(status, ("up", "lost", "suspended"))
         for sample in family.samples
     }
     assert found["regrow_slices", "up"] == found["regrow_slices", "lost"] == 1
+    assert found["regrow_slices", "suspended"] == 0
     assert found["regrow_steps_total",] == 7
     assert found["regrow_steps_lost_total",] == 2
     assert found["regrow_elastic_events_total", "loss"] == 1

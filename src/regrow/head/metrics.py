@@ -9,6 +9,7 @@ from typing import Any, Final, final
 
 from regrow.errors import ClusterStartError, UsageError
 from regrow.observe.metrics import Families, families
+from regrow.slices.model import TRANSITIONS
 
 HOST: Final = "127.0.0.1"
 _ANSWER_S: Final = 5.0
@@ -73,7 +74,7 @@ class _Collector:
 
         future = asyncio.run_coroutine_threadsafe(status(), self._loop)
         try:
-            return families(future.result(_ANSWER_S))
+            return families(future.result(_ANSWER_S), TRANSITIONS)
         except NoAnswer:
             future.cancel()
             return iter(())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 Families: TypeAlias = Iterator[Any]
 
 
-def families(status: Mapping[str, Any]) -> Families:
-    """The metrics of what a head tells of itself (`regrow status --json`)."""
+def families(status: Mapping[str, Any], known: Iterable[str]) -> Families:
+    """The metrics of what a head tells of itself (`regrow status --json`).
+
+    Args:
+        status: It.
+        known: All states that a slice can be in.
+    """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     timeline = status["timeline"]
@@ -19,7 +24,10 @@ def families(status: Mapping[str, Any]) -> Families:
         spent.add_metric([bucket], seconds)
     yield spent
     states = GaugeMetricFamily("regrow_slices", "Slices by state.", labels=["state"])
-    for state, count in sorted(Counter(one["state"] for one in status["slices"]).items()):
+    # All of them, so that none keeps its last value where it has become none.
+    counts = Counter(dict.fromkeys(known, 0))
+    counts.update(one["state"] for one in status["slices"])
+    for state, count in sorted(counts.items()):
         states.add_metric([state], count)
     yield states
     for name, value, text in (
