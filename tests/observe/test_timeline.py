@@ -88,6 +88,17 @@ def test_each_part_is_measured_by_itself() -> None:
     assert report.spans["load"] == [(9.0, 10.5)]
 
 
+def test_a_compilation_that_a_loss_finds_under_way() -> None:
+    compiling, ahead = Activity("compile", 9.0), Activity("compile", 9.0, beside=True)
+    event = ElasticEvent("loss", 1, "SIGKILL", 10.0, 10.0, [compiling, ahead])
+    compiling.ended, ahead.ended = 14.0, 19.0
+    event.add(Activity("step", 14.0, ended=14.5, failed=True))
+    event.add(Activity("load", 15.0, ended=16.0))
+    report = event.report(1, 0.0, 20.0, "recovered")
+    assert report.spans["drain"] == [(0.0, 4.5)]
+    assert report.spans["compile"] == [(0.0, 4.0)]
+
+
 def test_nothing_is_rebuilt_before_the_client_knows() -> None:
     waiting = Activity("wait", 9.0)
     event = ElasticEvent("loss", 1, "SIGKILL", 10.0, 10.0, [waiting])

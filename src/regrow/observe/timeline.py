@@ -77,6 +77,10 @@ class Activity:
     failed: bool = False
     beside: bool = False
 
+    def is_waited_for(self) -> bool:
+        """Whether the training waits for it, as far as is known."""
+        return not self.small and not self.beside
+
     def builds(self) -> bool:
         """Whether the client rebuilds with it what was lost."""
         return self.kind in _BUILDING and not self.small and not self.failed
@@ -271,6 +275,9 @@ class ElasticEvent:
                 found["decide"].append((activity.began, until))
             elif activity.kind == "step" and not activity.failed:
                 found["first step"].append((activity.began, until))
+            elif activity.kind == "compile" and activity.is_waited_for():
+                # Also one of before the loss: whatever it was for, the client goes on when it ends.
+                found["compile"].append((max(activity.began, self.declared), until))
             elif activity.began >= begin or (activity.kind == "trace" and until > begin):
                 part = _PART_OF.get(activity.kind)
                 if part is not None:
