@@ -104,6 +104,8 @@ class Attempts:
             allowed = self._plan.policy(self._machine.attempt, error)
             refusal = None if allowed else "the retry policy allows no further attempt"
         if refusal is None:
+            if verdict.pause_s:
+                _logger.warning("the next attempt begins after a pause of %g s", verdict.pause_s)
             return verdict.pause_s
         raise _stock.ElasticRuntimeError(
             f"Elastic attempt {self._machine.attempt} failed: {refusal}. {verdict.text}"

@@ -154,22 +154,20 @@ class RetryMachine:
         self._standing = self._standing + 1 if stood else 1
         self._repeats = self._repeats + 1 if again else 1
         pause_s = self._backoff.pause_s(self._standing)
-        return Verdict(self._text(failure, pause_s), pause_s, self._refusal(failure))
+        return Verdict(self._text(failure), pause_s, self._refusal(failure))
 
     def next(self) -> None:
         """The next attempt begins."""
         self.attempt += 1
 
-    def _text(self, failure: Failure, pause_s: float) -> str:
+    def _text(self, failure: Failure) -> str:
         text = f"{self.name} ended: {failure.text}"
         if self._standing > 1:
             text += f"; {self._standing} in a row without progress"
         if self._budget is not None:
             left = max(self._budget - self.attempt, 0)
             text += f"; {left} attempt{' is' if left == 1 else 's are'} left"
-            if not left:
-                return text
-        return f"{text}; the next begins after a pause of {pause_s:g} s" if pause_s else text
+        return text
 
     def _refusal(self, failure: Failure) -> str | None:
         blind = failure.place[0] is None

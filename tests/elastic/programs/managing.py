@@ -239,6 +239,7 @@ def an_error_of_the_program_that_looks_like_a_loss_is_tried_once_more() -> None:
     assert steps == [6, 7, 6, 7]
     assert "came 2 times in a row at step 7, and no slice was reported lost" in str(error)
     assert "INTERNAL: my own check 4 failed" in str(error.__cause__)
+    assert "pause" not in str(error), "no further attempt begins"
 
 
 @case
