@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from regrow.channel.stamps import is_expected, step_of
 from regrow.client import telling
 from regrow.elastic import progress
 from regrow.elastic.progress import Progress, at_snapshot, at_step, current, phase
@@ -76,6 +77,21 @@ def test_a_head_that_is_gone_or_deaf_costs_nothing(head: socket.socket, ends: st
     assert telling._line is None
     connection.close()
     assert current().step == 19_999
+
+
+def test_executions_carry_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    stamps: list[int] = []
+    monkeypatch.setattr("regrow.client.stamps._set", stamps.append)
+    progress.restored(3)
+    assert stamps == [], "what says no steps is counted"
+    at_step(5)
+    progress.after_step(5)
+    progress.restored(3)
+    assert [(step_of(one), is_expected(one)) for one in stamps] == [
+        (5, False),
+        (6, True),
+        (4, False),
+    ]
 
 
 @pytest.mark.parametrize("step", ["last", None, float("nan")])

@@ -98,6 +98,15 @@ def after_step(step: int) -> None:
     _set(step=step + 1, phase="step")
 
 
+def restored(step: int) -> None:
+    """Says that the program goes on after this step; `Snapshotter.load` does so.
+
+    One that tells no steps says nothing by that either: what it executes is counted.
+    """
+    if _now.step is not None:
+        stamp(step + 1)
+
+
 def at_snapshot(step: int) -> None:
     """Says that the snapshot of a step begins; `Snapshotter.save` does so."""
     global _now

@@ -148,6 +148,7 @@ class Snapshotter:
             state, again = snapshots.restore(snapshot, replicas, target, axis)
         if reset_snapshot_state:
             self._slot.replace(step, again or snapshot)
+        progress.restored(step)
         return state
 
     def join(self, timeout: float | None = None) -> None:
