@@ -6,6 +6,7 @@
     ├── ClusterError          a cluster could not start, or is not there; exit status 3
     │   ├── ClusterStartError
     │   ├── NoClusterError
+    │   │   └── NoRayHeadError
     │   └── ControlError      the head refused or did not answer a control request
     ├── WaitTimeout           a wait passed its deadline; says what it waited for
     ├── ChannelError          head and worker do not understand each other
@@ -106,6 +107,11 @@ class ClusterStartError(ClusterError):
 
 class NoClusterError(ClusterError):
     """No running cluster goes by that name."""
+
+
+@final
+class NoRayHeadError(NoClusterError):
+    """The head of a Ray cluster does not answer."""
 
 
 class ControlError(ClusterError):

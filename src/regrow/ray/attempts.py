@@ -51,6 +51,9 @@ class RankView:
     exit_code: int | None = None
 
 
+_UNSEEN: Final = RankView("PENDING")
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -74,14 +77,22 @@ class Verdict:
 class Attempt:
     """Judges the ranks of one attempt."""
 
-    def __init__(self, ranks: int, *, settle_s: float = SETTLE_S) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        homes: Mapping[int, str] | None = None,
+        settle_s: float = SETTLE_S,
+    ) -> None:
         """Has seen nothing yet.
 
         Args:
             ranks: How many there are.
+            homes: The nodes that they are to run on, by rank, as far as that is known.
             settle_s: How long a failure waits for a host's death to explain it, in seconds.
         """
         self._ranks = ranks
+        self._homes = homes or {}
         self._settle_s = settle_s
         self._failed_at: float | None = None
         self._first: Verdict | None = None
@@ -96,10 +107,13 @@ class Attempt:
             alive: The nodes that are alive.
             now: The time by the monotonic clock.
         """
-        for rank, view in sorted(views.items()):
-            # Before Ray has noticed what this means for the job.
-            if view.state != "SUCCEEDED" and view.node is not None and view.node not in alive:
-                return Verdict("preempted", rank, f"rank {rank} ran on a node that has died")
+        for rank in range(self._ranks):
+            # Before Ray has noticed what this means for the job; of one that is queued it never does.
+            view = views.get(rank, _UNSEEN)
+            node = view.node or self._homes.get(rank)
+            if view.state != "SUCCEEDED" and node is not None and node not in alive:
+                ran = "ran" if view.node else "was to run"
+                return Verdict("preempted", rank, f"rank {rank} {ran} on a node that has died")
         if all(rank in views and views[rank].state == "SUCCEEDED" for rank in range(self._ranks)):
             return Verdict("succeeded", exit_code=0)
         failures = [

@@ -16,7 +16,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast, final
 
-from regrow.errors import NoClusterError, RayError, UnsupportedError, UsageError
+from regrow.errors import (
+    NoClusterError,
+    NoRayHeadError,
+    RayError,
+    UnsupportedError,
+    UsageError,
+)
 from regrow.ray.attempts import JobState, RankView
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
@@ -26,6 +32,10 @@ _DASHBOARD_KEYS: Final = (b"dashboard", b"dashboard")
 _CONNECT_S: Final = 5.0
 _TIMEOUT_S: Final = (5.0, 60.0)
 _KV_S: Final = 5.0
+_PING_S: Final = 10.0
+_LONGEST: Final = 150
+# What a head says to clients of the one that was there before.
+_OTHER_HEAD: Final = "WrongClusterID"
 # They tell of each upload and each connection on standard error.
 _TALKATIVE: Final = (
     "ray.dashboard.modules.dashboard_sdk",
@@ -94,7 +104,7 @@ class RayJob:
 class RayCluster:
     """A Ray cluster.
 
-    Every method raises NoClusterError if the head does not answer in time, and RayError if it
+    Every method raises NoRayHeadError if the head does not answer in time, and RayError if it
     refuses.
 
     Attributes:
@@ -112,23 +122,50 @@ class RayCluster:
 
         Raises:
             UsageError: If there is no address, or it is none.
-            NoClusterError: If no head answers there.
+            NoRayHeadError: If no head answers there.
             UnsupportedError: If Ray is missing here, or is another version there.
         """
         self.version = require_ray()
         self.address = _checked(address or os.environ.get(ADDRESS_VARIABLE, ""))
+        self._given_dashboard = dashboard
+        self.connect()
+
+    def connect(self) -> None:
+        """Connects anew: to a head that was started again, which knows nothing of the former one.
+
+        Raises:
+            NoRayHeadError: If no head answers there.
+            UnsupportedError: If it is another version.
+        """
         knock(self.address)
         with _told_in_one_line(self.address):
             self._gcs = _gcs_client(self.address)
-            self.dashboard = dashboard or self._ask_dashboard()
+            self.dashboard = self._given_dashboard or self._ask_dashboard()
             self._jobs = _job_client(self.dashboard)
         self._check_version()
+
+    def ping(self) -> None:
+        """Returns if the head answers; the dashboard of one that does not takes a minute to say so."""
+        knock(self.address)
+        with _told_in_one_line(self.address):
+            self._gcs.internal_kv_get(*_DASHBOARD_KEYS, _PING_S)
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[None]:
+        """What the dashboard refuses because the head does not answer it, is that."""
+        self.ping()
+        try:
+            with _told_in_one_line(self.address):
+                yield
+        except RayError as error:
+            self.ping()
+            raise error from None
 
     def _ask_dashboard(self) -> str:
         key, namespace = _DASHBOARD_KEYS
         told = self._gcs.internal_kv_get(key, namespace, _KV_S)
         if told is None:
-            raise NoClusterError(
+            raise NoRayHeadError(
                 f"the Ray head at {self.address} has no dashboard, which takes jobs: start it with "
                 "--include-dashboard=true, as regrow ray head up does"
             )
@@ -148,7 +185,7 @@ class RayCluster:
         """The nodes that are alive."""
         from ray.util.state import list_nodes
 
-        with _told_in_one_line(self.address), _without_overrides():
+        with self._asked(), _without_overrides():
             found = list_nodes(
                 address=self.dashboard,
                 filters=[("state", "=", "ALIVE")],
@@ -189,7 +226,7 @@ class RayCluster:
             metadata: For whoever lists jobs.
             runtime_env: As Ray has it; files in it are uploaded.
         """
-        with _told_in_one_line(self.address):
+        with self._asked():
             submitted = self._jobs.submit_job(
                 entrypoint=entrypoint,
                 submission_id=job_id,
@@ -201,13 +238,13 @@ class RayCluster:
 
     def jobs(self) -> list[RayJob]:
         """All jobs that were submitted, also those that have ended."""
-        with _told_in_one_line(self.address):
+        with self._asked():
             found = self._jobs.list_jobs()
         return [_job_of(one) for one in found if one.submission_id]
 
     def stop(self, job_id: str) -> None:
         """Begins to stop a job; nothing happens when it has ended."""
-        with _told_in_one_line(self.address):
+        with self._asked():
             self._jobs.stop_job(job_id)
 
     async def follow(self, job_id: str) -> AsyncIterator[str]:
@@ -271,14 +308,14 @@ def knock(address: str) -> None:
 
     Raises:
         UsageError: If that is no address.
-        NoClusterError: If none does.
+        NoRayHeadError: If none does.
     """
     _checked(address)
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
-        raise NoClusterError(
+        raise NoRayHeadError(
             f"no Ray head answers at {address} ({error.strerror or error}): "
             "start one with: regrow ray head up"
         ) from None
@@ -321,8 +358,9 @@ def _without_overrides() -> Iterator[None]:
 def _told_in_one_line(address: str) -> Iterator[None]:
     """Turns what Ray's clients raise, of many kinds, into errors of ours."""
     import requests
+    from ray.exceptions import RayError as AnyOfRay
     from ray.exceptions import RaySystemError, RpcError
-    from ray.util.state.exception import RayStateApiException
+    from ray.util.state.exception import RayStateApiException, ServerUnavailable
 
     from regrow.ray.causes import mismatch, one_line
 
@@ -333,11 +371,17 @@ def _told_in_one_line(address: str) -> Iterator[None]:
         requests.RequestException,
         RpcError,
         RaySystemError,
+        ServerUnavailable,
     ) as error:
-        text = one_line(str(error))
-        raise NoClusterError(f"the Ray head at {address} does not answer: {text}") from None
-    except (RuntimeError, ValueError, RayStateApiException) as error:
+        text = one_line(str(error)).partition(" (Caused by ")[0][:_LONGEST]
+        raise NoRayHeadError(
+            f"the Ray head at {address} does not answer ({text}): "
+            "start it again at that address: regrow ray head down, then regrow ray head up"
+        ) from None
+    except (RuntimeError, ValueError, RayStateApiException, AnyOfRay) as error:
         text = str(error)
+        if _OTHER_HEAD in text:
+            raise NoRayHeadError(f"another Ray head was started at {address}") from None
         if differs := mismatch(text):
             raise UnsupportedError(differs) from None
         raise RayError(f"the Ray cluster at {address} refuses: {one_line(text)}") from None

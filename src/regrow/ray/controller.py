@@ -15,7 +15,7 @@ from regrow.cloud.names import Place
 from regrow.errors import (
     CloudApiError,
     Code,
-    NoClusterError,
+    NoRayHeadError,
     RayError,
     RayJobError,
     RegrowError,
@@ -39,7 +39,9 @@ from regrow.ray.readiness import (
     Wait,
 )
 from regrow.ray.restarts import Again, Budgets, RestartPolicy
+from regrow.ray.silence import await_head, heard
 from regrow.ray.startup import (
+    AGAIN_VARIABLE,
     GENERATION_KEY,
     NAMESPACE,
     RESULT_KEY,
@@ -123,7 +125,7 @@ class RayTpuController:
         return self._joined(generation) if generation else {}
 
     def _joined(self, generation: str) -> dict[int, RayNode]:
-        nodes = self.cluster.nodes()
+        nodes = heard(self.cluster.nodes)
         return {
             rank: node
             for rank in range(self._hosts)
@@ -181,7 +183,11 @@ class RayTpuController:
             self._say(f"Starting Ray again on {len(missing)} hosts of {self._spec.name}")
             script = self._joining(generation).text()
             user = "" if self.tpu.is_local else "sudo "
-            self.tpu.run(f"{user}bash -c {shlex.quote(script)}", lambda *_: None, hosts=missing)
+            self.tpu.run(
+                f"{user}env {AGAIN_VARIABLE}=1 bash -c {shlex.quote(script)}",
+                lambda *_: None,
+                hosts=missing,
+            )
 
     def delete(self, *, timeout_s: float = 600.0) -> bool:
         """Deletes the TPU; False if there was none."""
@@ -318,6 +324,7 @@ class RayTpuController:
 
         Raises:
             RayJobError: If it has failed, and is not tried again.
+            NoRayHeadError: If the head of the Ray cluster is lost, and it is not tried again.
             WaitTimeout: If its deadline is over.
         """
         policy = restarts or RestartPolicy()
@@ -328,8 +335,13 @@ class RayTpuController:
             left_s = budgets.left_s(time.monotonic())
             if left_s <= 0:
                 raise WaitTimeout(f"job {job.name} to end", policy.deadline_s)
-            nodes = self.ensure_ready(timeout_s=min(ready_timeout_s, left_s), patient=number > 1)
-            verdict, text = self._attempt(job, number, nodes, budgets, tell)
+            limit_s = min(ready_timeout_s, left_s)
+            try:
+                nodes = self.ensure_ready(timeout_s=limit_s, patient=number > 1)
+                verdict, text = self._attempt(job, number, nodes, budgets, tell)
+            except NoRayHeadError as error:
+                self._await_head(error, budgets, ready_timeout_s)
+                continue
             decision = budgets.after(verdict.kind, time.monotonic())
             if isinstance(decision, Again):
                 self._say(f"Attempt {number} of {job.name} is over ({text}): it is tried again")
@@ -340,6 +352,16 @@ class RayTpuController:
                 return
             status = verdict.exit_code or 1
             raise RayJobError(f"job {job.name} failed: {text}; {decision.why}", status)
+
+    def _await_head(self, lost: NoRayHeadError, budgets: Budgets, timeout_s: float) -> None:
+        """Waits for a head that is lost to be there again; for the job that is as a lost host."""
+        now = time.monotonic()
+        if not isinstance(budgets.after("preempted", now), Again):
+            raise lost
+        limit_s = min(timeout_s, budgets.left_s(now))
+        self._say(f"{lost}; waiting for it, {limit_s:.0f} s at most")
+        await_head(self.cluster, limit_s)
+        self._say(f"The Ray head at {self.cluster.address} answers again")
 
     def _attempt(
         self,
@@ -358,7 +380,10 @@ class RayTpuController:
             try:
                 self._submit(job, number, token, nodes, ids)
                 self._say(f"Queued {len(ids)} jobs; their logs are in {directory}")
-                verdict = self._watch(job, ids, logs, budgets)
+                verdict = self._watch(job, ids, nodes, logs, budgets)
+            except NoRayHeadError:
+                # Nobody could stop them; they end by themselves.
+                raise
             except BaseException:
                 # Nobody waits for them any more.
                 self._stop_all(job, ids)
@@ -404,7 +429,8 @@ class RayTpuController:
             alive = {node.id for node in self.cluster.nodes()}
             running = [one for one in self.cluster.jobs() if one.runs and which(one)]
             # Ray may take long to see that the job of a dead node has ended: it has.
-            if not [one for one in running if one.view.node is None or one.view.node in alive]:
+            # One that has no place yet would be refused by the token if it ever got one.
+            if not [one for one in running if one.view.node in alive]:
                 return
             if time.monotonic() > deadline:
                 raise WaitTimeout(f"{len(running)} {what} to end", _STOP_S)
@@ -448,15 +474,21 @@ class RayTpuController:
         }
 
     def _watch(
-        self, job: RankJob, ids: Mapping[int, str], logs: LogKeeper, budgets: Budgets
+        self,
+        job: RankJob,
+        ids: Mapping[int, str],
+        nodes: Mapping[int, RayNode],
+        logs: LogKeeper,
+        budgets: Budgets,
     ) -> Verdict:
-        attempt = Attempt(len(ids))
+        attempt = Attempt(len(ids), homes={rank: node.id for rank, node in nodes.items()})
         ranks = {job_id: rank for rank, job_id in ids.items()}
         followed: set[int] = set()
         last = ""
         while True:
-            views = {ranks[one.id]: one.view for one in self.cluster.jobs() if one.id in ranks}
-            alive = frozenset(node.id for node in self.cluster.nodes())
+            jobs = heard(self.cluster.jobs)
+            views = {ranks[one.id]: one.view for one in jobs if one.id in ranks}
+            alive = frozenset(node.id for node in heard(self.cluster.nodes))
             for rank in sorted(set(views) - followed):
                 if views[rank].node is not None:
                     followed.add(rank)
@@ -485,7 +517,7 @@ class RayTpuController:
     def _stop(self, job_id: str) -> None:
         try:
             self.cluster.stop(job_id)
-        except (RayError, NoClusterError) as error:
+        except (RayError, NoRayHeadError) as error:
             self._say(f"{job_id} could not be stopped: {error}")
 
     def jobs(self) -> dict[int, tuple[RankView, list[str]]]:

@@ -153,7 +153,9 @@ def start_head(
     ]
     head = RayHead(run_id, "", "", temp_dir)
     try:
-        text = _ray_start(words, run_id, health, _START_S)
+        # The dashboard's processes leave directories behind.
+        environ = health | {"TMPDIR": temp_dir}
+        text = _ray_start(words, run_id, environ, _START_S)
         address, dashboard = _ADDRESS.search(text), _DASHBOARD.search(text)
         if address is None or dashboard is None:
             raise ClusterStartError(f"ray start told no addresses: {one_line(text)}")
