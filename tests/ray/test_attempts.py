@@ -12,6 +12,18 @@ ALIVE = frozenset({"a", "b"})
 RUNS = RankView("RUNNING", "a")
 
 
+def test_a_queued_rank_is_lost_with_the_node_that_it_waits_for() -> None:
+    homes = {0: "a", 1: "gone"}
+    for views in ({0: RUNS, 1: RankView("PENDING")}, {0: RUNS}):
+        verdict = Attempt(2, homes=homes).judge(views, ALIVE, 0)
+        assert verdict is not None
+        assert (verdict.kind, verdict.rank) == ("preempted", 1)
+    assert Attempt(2, homes={0: "a", 1: "b"}).judge({0: RUNS}, ALIVE, 0) is None
+    done = {0: RankView("SUCCEEDED", "a"), 1: RankView("SUCCEEDED", "gone")}
+    verdict = Attempt(2, homes=homes).judge(done, ALIVE, 0)
+    assert verdict == Verdict("succeeded", exit_code=0)
+
+
 def failed(message: str = "Job entrypoint command failed", code: int | None = 1) -> RankView:
     return RankView("FAILED", "b", message, code)
 
@@ -131,6 +143,12 @@ def test_the_cause_is_the_programs_error_before_rays_word() -> None:
         "Job entrypoint command failed with exit code 1"
     )
     assert why("") == "no reason given"
+
+
+def test_the_cause_is_what_the_rank_says_of_its_end_before_rays_word() -> None:
+    log = ["step 7", "regrow: rank ends: python3 hangs (SIGSTOP)"]
+    message = "Job supervisor actor died: The actor is dead because its worker process has died."
+    assert why(message, log) == "python3 hangs (SIGSTOP)"
 
 
 def test_a_cause_is_one_line_of_bearable_length() -> None:

@@ -13,6 +13,7 @@ _EXCEPTION: Final = re.compile(r"^\s*([\w.]*(?:Error|Exception|Interrupt|Exit|Ti
 _MISMATCH: Final = re.compile(
     r"(?<!patch )[Vv]ersion mismatch[^\n]*(?:\n(?:The|This|[ ]+\w+:)[^\n]*){0,6}"
 )
+_RANK: Final = "regrow: rank ends: "
 _RAY_ADVICE: Final = ("For debugging", "Check /tmp/ray", "See more at", "View the dashboard")
 
 
@@ -32,7 +33,8 @@ def why(message: str, log_tail: Sequence[str] = ()) -> str:
     """The cause that a message of Ray, or else the end of a log, tells of.
 
     What pip says of requirements that cannot be met is worth more than what is around it; a Python
-    error at the end of the log more than Ray's word that the program has failed.
+    error at the end of the log, and then what the rank says of its end, more than Ray's word that the
+    program has failed.
     """
     lines = _ANSI.sub("", message).replace("\\n", "\n").splitlines()
     pip = [match[1] for line in lines if (match := _PIP_ERROR.match(line))]
@@ -42,6 +44,9 @@ def why(message: str, log_tail: Sequence[str] = ()) -> str:
     told = [line for line in log_tail if _EXCEPTION.match(line)]
     if told:
         return one_line(told[-1])
+    ends = [line for line in log_tail if line.startswith(_RANK)]
+    if ends:
+        return one_line(ends[-1].removeprefix(_RANK))
     errors = [line for line in lines if _EXCEPTION.match(line)]
     plain = [line for line in lines if line.strip() and not line.startswith(_RAY_ADVICE)]
     return one_line((errors or plain or ["no reason given"])[-1])

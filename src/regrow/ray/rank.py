@@ -6,8 +6,9 @@ The program is ended, with all that it has started, when
 - a later attempt has begun (the token of the job in the Ray cluster, or that of its directory),
 - Ray's supervisor of this job or the raylet of this host has ended: nobody would tell us any more,
 - the head of the Ray cluster has not answered for a while,
+- it, Ray's supervisor or what Ray knows as the job hangs (SIGSTOP),
 - Ray stops the job (SIGTERM).
-It ends with this process, too (PR_SET_PDEATHSIG).
+It ends with this process, too (PR_SET_PDEATHSIG), which is watched in turn by what Ray knows as the job.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from regrow.processes import (
     descendants_of,
     die_with_parent,
     end_all,
+    name_of,
     set_name,
 )
 from regrow.ray.attempts import FENCED_STATUS, ORPHANED_STATUS
 from regrow.ray.cluster import ADDRESS_VARIABLE, KeyReader
 from regrow.ray.fence import AttemptId, current_attempt
+from regrow.ray.hung import LOOK_S, Hung
 
 LEASE_S: Final = 10.0
 """How long a rank goes on without hearing from the head, in seconds."""
@@ -126,25 +129,28 @@ class Rank:
         )
         popen.returncode = 0
         self._program = Child(popen.pid)
+        # Whether the raylet, the last one, hangs is found by the head.
+        self._hung = Hung([popen.pid, *list(self._owners.values())[:2]])
+        self._looked = time.monotonic()
 
     def run(self) -> int:
         """Waits for its end, whatever causes it; returns the exit status."""
         try:
             self._wait()
-            status = self._program.status
-            return 1 if status is None else status
+            return _status(self._program)
         except _Over as over:
-            print(f"regrow: rank ends: {over}", file=sys.stderr, flush=True)  # noqa: T201
+            _say(f"rank ends: {over}")
             return over.status
         finally:
-            self._end()
+            end_descendants({os.getpid()})
 
     def _wait(self) -> None:
         poller = select.poll()
         for descriptor in (self._program.fd, self._lease.fd, self._signals, *self._owners):
             poller.register(descriptor, select.POLLIN)
         while self._program.poll() is None:
-            ready = {descriptor for descriptor, _ in poller.poll()}
+            ready = {descriptor for descriptor, _ in poller.poll(LOOK_S * 1000)}
+            self._end_if_hung()
             if ready & set(self._owners):
                 raise _Over("the raylet of this host has ended", ORPHANED_STATUS)
             if self._lease.fd in ready:
@@ -154,29 +160,44 @@ class Rank:
                 if number != signal.SIGCHLD:
                     self._politely(number)
 
+    def _end_if_hung(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        hung = self._hung.look()
+        if hung is None:
+            return
+        if hung != self._program.pid:
+            # Ray takes the job for running until its supervisor has ended.
+            for descriptor in list(self._owners)[:2]:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        raise _Over(f"{name_of(hung) or hung} hangs (SIGSTOP)", ORPHANED_STATUS)
+
     def _politely(self, number: int) -> None:
         """Passes a signal on, and leaves the program a moment."""
         self._program.send(number)
         self._program.wait(_GRACE_S)
         raise _Over(f"{signal.Signals(number).name}", 128 + number)
 
-    def _end(self) -> None:
-        """Ends all that the program has left."""
-        own = {os.getpid()}
-        while end_all(descendants_of(own)):
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            time.sleep(0.01)
+
+def end_descendants(roots: set[int]) -> None:
+    """Ends all that has been started below, and reaps what is this process's own."""
+    while end_all(descendants_of(roots)):
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
 
 
-def _owners() -> list[int]:
-    """Descriptors of the entrypoint, Ray's supervisor of this job, and this host's raylet."""
-    found: list[int] = []
+def _owners() -> dict[int, int]:
+    """The entrypoint, Ray's supervisor of this job, and this host's raylet, by descriptors of them."""
+    found: dict[int, int] = {}
     pid = os.getppid()
     for _ in range(3):
         with contextlib.suppress(ProcessLookupError):
-            found.append(os.pidfd_open(pid))
+            found[os.pidfd_open(pid)] = pid
         stat = ProcessStat.of(pid)
         if stat is None or stat.parent <= 1:
             break
@@ -202,8 +223,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _refused(text: str, status: int) -> int:
-    print(f"regrow: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    _say(text)
     return status
+
+
+def _say(text: str) -> None:
+    print(f"regrow: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def entrypoint(arguments: Sequence[str]) -> int:
@@ -218,10 +243,39 @@ def entrypoint(arguments: Sequence[str]) -> int:
         status = main(arguments)
         # XLA's and Ray's threads have nothing to do any more.
         os._exit(status)
+    keeper = Child(rank)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, _: os.kill(rank, received))
-    _, status = os.waitpid(rank, 0)
-    return os.waitstatus_to_exitcode(status) % 256
+        signal.signal(number, lambda received, _: _pass_on(rank, received))
+    with adopted_reaped():
+        status = _await_keeper(keeper)
+        end_descendants({os.getpid()})
+    return status
+
+
+def _pass_on(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
+def _await_keeper(keeper: Child) -> int:
+    """Waits for who looks after the program; ends one that hangs, with all that it looks after."""
+    hung = Hung([keeper.pid])
+    while keeper.wait(LOOK_S) is None:
+        if hung.look() is not None:
+            _say("rank ends: it hangs (SIGSTOP)")
+            end_descendants({keeper.pid})
+            keeper.send(signal.SIGKILL)
+            keeper.wait(_GRACE_S)
+            return ORPHANED_STATUS
+    return _status(keeper)
+
+
+def _status(child: Child) -> int:
+    """The exit status of a child that has ended; whoever reads the log is told of a signal."""
+    cause = child.cause or ""
+    if "signal" in cause:
+        _say(f"rank ends: {cause} has ended it")
+    return 1 if child.status is None else child.status
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ up 15 s later. So the node is waited for longer, and one whose raylet has ended 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import Any, Final
@@ -45,11 +46,14 @@ def _be_patient(last_try: bool) -> None:
 
 
 def _a_child_has_died() -> bool:
-    """Whether the raylet, say, is there to be reaped."""
+    """Whether the raylet, say, is there to be reaped; one that is stopped (SIGSTOP) is ended."""
     try:
-        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None
+        child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOHANG)
     except ChildProcessError:
         return True
+    if child is not None and child.si_code == os.CLD_STOPPED:
+        os.kill(child.si_pid, signal.SIGKILL)
+    return child is not None
 
 
 def main() -> None:

@@ -16,6 +16,9 @@ from regrow.ray.settings import START_ENVIRON
 NAMESPACE: Final = "regrow"
 """Of the guest attributes by which a host tells how its script went."""
 RESULT_KEY: Final = "ray-join"
+AGAIN_VARIABLE: Final = "REGROW_JOIN_AGAIN"
+"""Set where a host is told to join again: whoever tells it may be killed, and cannot take back then that
+something is under way."""
 GENERATION_KEY: Final = "regrow-generation"
 """Metadata of a TPU: names its set of hosts, and the resources of exactly these."""
 
@@ -40,7 +43,7 @@ slice=$(ask attributes/tpu-env | sed -n "s/^MEGASCALE_SLICE_ID: '\\(.*\\)'$/\\1/
 address=$(ask network-interfaces/0/ip)
 rank=$(( ${{slice:-0}} * {hosts_per_slice} + ${{worker:-0}} ))
 log=$(mktemp)
-tell {result} "running"
+[ -n "${again}" ] || tell {result} "running"
 (
   set -e
 {prepare}
@@ -57,6 +60,12 @@ rm -f "$log"
 tell {result} "$status ${{line:0:400}}"
 exit $status
 """
+
+# One that hangs, or that is of a head which is no more, would come back beside the new one.
+_LOCAL_END: Final = (
+    '  pkill -KILL -f -- "/raylet .*--node_ip_address=$address( |\\$)" || [ $? = 1 ]\n'
+)
+_REAL_END: Final = "  ray stop --force >/dev/null\n"
 
 # A host of the local Cloud TPU shares this machine and its Ray with us.
 _LOCAL_PREPARE: Final = "  export PATH={path}:$PATH"
@@ -108,6 +117,7 @@ class Joining:
         return _SCRIPT.format(
             namespace=NAMESPACE,
             result=RESULT_KEY,
+            again=AGAIN_VARIABLE,
             hosts_per_slice=self.hosts_per_slice,
             prepare=prepare.format(path=shlex.quote(str(python.parent)), version=self.ray_version),
             own=own,
@@ -134,7 +144,8 @@ class Joining:
             f"--labels=regrow-tpu={self.tpu},regrow-generation={self.generation},regrow-rank=$rank",
         ]
         environ = " ".join(f"{name}={value}" for name, value in START_ENVIRON.items())
-        return f"  {environ} \\\n    " + " \\\n    ".join(words)
+        end = _LOCAL_END if self.local else _REAL_END
+        return f"{end}  {environ} \\\n    " + " \\\n    ".join(words)
 
 
 def check_tpu_name(name: str) -> str:
