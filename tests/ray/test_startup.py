@@ -18,7 +18,7 @@ from regrow.ray.causes import mismatch
 from regrow.ray.fence import ATTEMPT_VARIABLE, AttemptId
 from regrow.ray.places import lacking, slice_names
 from regrow.ray.settings import health_environ
-from regrow.ray.startup import Joining, rank_resource
+from regrow.ray.startup import AGAIN_VARIABLE, Joining, rank_resource
 
 
 def joining(**fields: object) -> Joining:
@@ -75,6 +75,16 @@ def test_a_host_joins_with_its_rank_over_all_slices(tmp_path: Path) -> None:
         rank_resource("me-tpu-ray", "0abc", 5): 1,
     }
     assert re.search(r"--data 0 ", (tmp_path / "told").read_text().splitlines()[-1])
+
+
+def test_only_a_host_that_boots_tells_that_something_is_under_way(tmp_path: Path) -> None:
+    for path, before in ((tmp_path / "boots", ""), (tmp_path / "again", f"{AGAIN_VARIABLE}=1\n")):
+        path.mkdir()
+        run_on_a_host(path, before + joining().text())
+    assert "--data running " in (tmp_path / "boots" / "told").read_text()
+    told = (tmp_path / "again" / "told").read_text()
+    assert "running" not in told
+    assert "--data 0 " in told
 
 
 def test_a_script_that_fails_does_not_join_and_tells_why(tmp_path: Path) -> None:
