@@ -53,6 +53,21 @@ while resident_mib() - before > (full - before) / 4 and time.monotonic() < deadl
 print(full - before > 150, resident_mib() - before <= (full - before) / 4)
 """
 
+REUSED = """
+import itertools, resource
+from regrow.worker import garbage
+
+garbage.collect_aside(itertools.count().__next__)
+
+def faults_of_another_snapshot():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    [bytearray(b"x") * (8 << 20) for _ in range(4)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+found = [faults_of_another_snapshot() for _ in range(20)]
+print(found[0] > 100, sum(found[5:]) < 100)
+"""
+
 
 def run_script(script: str) -> str:
     made = subprocess.run(
@@ -63,6 +78,10 @@ def run_script(script: str) -> str:
 
 def test_an_idle_process_gives_freed_memory_back() -> None:
     assert run_script(MEMORY) == "True True"
+
+
+def test_a_busy_process_keeps_it_for_the_next_snapshot() -> None:
+    assert run_script(REUSED) == "True True"
 
 
 def test_no_other_thread_ends_what_is_in_a_cycle() -> None:

@@ -16,24 +16,30 @@ from typing import Any, Final
 
 _LOOK_S: Final = 1.0
 _MANY: Final = 20_000
+# Numbers of glibc's mallopt, and the largest heap and mapping threshold that it knows.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_HEAP_BYTES: Final = 64 << 20
+_MAPPED_BYTES: Final = 32 << 20
+_NEVER: Final = 2**31 - 1
 
 
 def collect_aside(work_done: Callable[[], int]) -> None:
     """From now on only a thread of its own collects, where many objects have been made.
 
-    Memory that was freed goes back to the system once the process is idle: malloc keeps it, which
-    makes the next step of a training fast, but the largest moment of a run would be its size for ever.
+    Memory that was freed goes back to the system once the process is idle, and not before: the pages
+    of an array that is made anew in each step, or with each snapshot, cost more than what fills them.
 
     Args:
         work_done: How much the process has done so far; idle is who has done nothing for a while.
     """
     gc.disable()
+    _keep_what_is_freed()
     thread = threading.Thread(target=_look_for_ever, args=(work_done,), name="garbage", daemon=True)
     thread.start()
 
 
 def _look_for_ever(work_done: Callable[[], int]) -> None:
-    trim = _malloc_trim()
+    trim = _function_of_malloc("malloc_trim")
     trimmed = seen = work_done()
     while True:
         time.sleep(_LOOK_S)
@@ -45,9 +51,16 @@ def _look_for_ever(work_done: Callable[[], int]) -> None:
             trim(0)
 
 
-def _malloc_trim() -> Callable[[int], Any]:
+def _keep_what_is_freed() -> None:
+    option = _function_of_malloc("mallopt")
+    option(_TRIM_THRESHOLD, _NEVER)
+    option(_TOP_PAD, _HEAP_BYTES)
+    option(_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+def _function_of_malloc(name: str) -> Callable[..., Any]:
     try:
-        function: Callable[[int], Any] = ctypes.CDLL(None).malloc_trim
+        function: Callable[..., Any] = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):  # Another C library than glibc.
-        return lambda keep_bytes: None
+        return lambda *_: None
     return function
