@@ -18,6 +18,7 @@ import numpy as np
 
 from regrow.channel import commands as c
 from regrow.channel.arena import ArenaView
+from regrow.channel.digests import HASH_BYTES
 from regrow.config import HeadConfig
 from regrow.errors import Code, SliceLostError, StatusError
 from regrow.head.gateway import Gateway
@@ -180,6 +181,17 @@ class ModelHost(Peer):
             self.parts[aid][shard].then(lambda s, to=cell: to.settle(s.value, s.error))
             cells.append(cell)
         self.parts[command.aid] = cells
+
+    def _digest(self, command: c.Digest) -> None:
+        assert set(command.devices) <= set(self.devices)
+        count = len(command.devices)
+        assert command.sources
+        assert len(command.sources) % count == 0
+        hashes = np.zeros((1, len(command.sources) // count, HASH_BYTES), np.uint8)
+        self.parts[command.aid] = [Cell() for _ in command.devices]
+        for place, cell in enumerate(self.parts[command.aid]):
+            for aid, shard in command.sources[place::count]:
+                self.parts[aid][shard].then(lambda s, to=cell: to.settle(hashes, s.error))
 
     def _expect(self, command: c.Expect) -> None:
         assert set(command.devices) <= set(self.devices)

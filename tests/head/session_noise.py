@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor as Field
 from head_world import one, replicated, tiled
 
+from regrow.channel.digests import request_of
 from regrow.head.tables import SERVER_HANDLES_FROM
 from regrow.wire import shardings
 from regrow.wire.schema import ifrt, proxy
@@ -89,6 +90,9 @@ PLUGINS = [
     b"",
     b"{}",
     b'{"reshardRequest": [1]}',
+    request_of([0, 1], 1).encode(),
+    request_of([0, 99], 1).encode(),
+    b'{"regrowDigestRequest": []}',
 ]
 
 _REQUESTS = [field.name for field in proxy.IfrtRequest.DESCRIPTOR.oneofs_by_name["request"].fields]

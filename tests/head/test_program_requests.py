@@ -12,6 +12,7 @@ from session_noise import compile_options, compiling, reshard
 
 from regrow.channel import commands as c
 from regrow.channel import rgcb
+from regrow.channel.digests import HASH_BYTES, request_of
 from regrow.errors import Code, StatusError
 from regrow.wire import schema
 from regrow.wire.schema import ifrt, proxy
@@ -535,5 +536,56 @@ def test_the_default_device_assignment() -> None:
             )
             assert code is Code.INVALID_ARGUMENT
             assert "do not fit on the 4 devices" in text
+
+    run(main)
+
+
+# --- hashes ---------------------------------------------------------------------------------------
+
+
+async def compile_digest(client: Client, devices: list[int], arrays: int) -> int:
+    request = compiling(request_of(devices, arrays).encode(), b"")
+    request.compile_request.program.type_name = "xla::ifrt::PluginProgram"
+    client.give(request)
+    response = (await client.answer()).compile_response
+    assert list(response.device_ids) == devices
+    return int(response.loaded_executable_handle)
+
+
+def test_each_host_hashes_its_own_shards() -> None:
+    async def main(world: World) -> None:
+        client = Client(world)
+        handle = await compile_digest(client, [2, 0, 1, 3], 2)
+        for number in (1, 2):
+            client.put(number, [1, 2, 3, 4], tiled((2, 0, 1, 3), (4,)))
+        aids = [client.session._tables.array(number).whole().aid for number in (1, 2)]
+        client.give(executing(handle, [1, 2], [5]))
+        assert not (await client.answer()).response_metadata.status.code
+        out = client.session._tables.array(5)
+        assert out.shape == (4, 2, HASH_BYTES)
+        sources = tuple((aid, place) for aid in aids for place in (0, 1))
+        for host, devices in ((0, (0, 1)), (1, (2, 3))):
+            (asked,) = world.sent(host, c.Digest)
+            assert asked == c.Digest(out.whole().aid, sources, devices)
+
+    run(main)
+
+
+def test_arrays_elsewhere_are_not_hashed_and_a_lost_slice_shows_in_the_result() -> None:
+    async def main(world: World) -> None:
+        client = Client(world)
+        handle = await compile_digest(client, [0, 2], 1)
+        client.put(1, [1, 2], tiled((0, 1), (2,)))
+        client.give(executing(handle, [1], [2]))
+        assert not (await client.answer()).response_metadata.status.code
+        code, text = await client.get(2)
+        assert code is Code.INVALID_ARGUMENT
+        assert "1 arrays on the devices [0, 2] are to be hashed, and others were given" in text
+        client.put(3, [1, 2], tiled((0, 2), (2,)))
+        await world.settle()
+        lost = world.lose(1)
+        client.give(executing(handle, [3], [4]))
+        assert not (await client.answer()).response_metadata.status.code
+        assert await client.get(4) == (Code.DATA_LOSS, lost.message)
 
     run(main)

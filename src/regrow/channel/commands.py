@@ -108,6 +108,18 @@ class Copy(NamedTuple):
     memory_kind: str
 
 
+class Digest(NamedTuple):
+    """Hash shards of this host as they are in its memory.
+
+    `sources` are the shards of one array after the other, each time one for each of `devices`, which
+    then have the hashes of their own shards.
+    """
+
+    aid: int
+    sources: Sequence[tuple[int, int]]
+    devices: Sequence[int]
+
+
 class Expect(NamedTuple):
     """Promise a part whose shards arrive later with `Fill`, by other ways than this queue."""
 
@@ -490,6 +502,7 @@ _COMMANDS: Final[tuple[type[Any], ...]] = (
     Noticed,
     WriteShards,
     ReadShards,
+    Digest,
 )
 _OPS: Final[dict[type[Any], int]] = {command: op for op, command in enumerate(_COMMANDS)}
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from regrow.elastic.digests import different, digest, fetched, pieces
+from regrow.elastic.digests import different, digest
 from regrow.elastic.libraries import pathwaysutils
 from regrow.errors import UsageError
 
@@ -22,7 +22,43 @@ CHUNK_BYTES: Final = 128 << 20
 PINNED: Final = "pinned_host"
 
 Arrays: TypeAlias = tuple[jax.Array, ...]
-Hashes: TypeAlias = tuple[Any, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Copies of all arrays of one mesh that are being made.
+
+    Attributes:
+        axis: The replica axis of the mesh.
+        paths: Where each array is in the state.
+        places: The number of each array among the arrays of the state.
+        copies: The arrays in host memory, on the whole mesh.
+        hashes: Those of the copies, see `digest`.
+    """
+
+    axis: str
+    paths: tuple[str, ...]
+    places: tuple[int, ...]
+    copies: list[jax.Array]
+    hashes: jax.Array
+
+    def finished(self) -> Group:
+        """The copies of each replica, when they are there.
+
+        Raises:
+            JaxRuntimeError: A slice was lost before they were.
+        """
+        mesh: Mesh = self.copies[0].sharding.mesh  # type: ignore[attr-defined]
+        # There are no hashes before there is what they are made of, so nothing else is waited for.
+        hashes = np.asarray(self.hashes)
+        number = mesh.axis_names.index(self.axis)
+        by_device = hashes.reshape(*mesh.devices.shape, *hashes.shape[1:])
+        by_replica = tuple(
+            part.reshape(-1, *hashes.shape[1:]) for part in np.moveaxis(by_device, number, 0)
+        )
+        copies = _split(self.copies, self.axis)
+        return Group(mesh, self.axis, self.paths, self.places, copies, by_replica)
 
 
 @final
@@ -36,7 +72,7 @@ class Group:
         paths: Where each array is in the state.
         places: The number of each array among the arrays of the state.
         copies: The arrays of each replica, in host memory.
-        hashes: For each replica and each piece the hashes of its arrays; not computed yet, perhaps.
+        hashes: The hashes of each replica's arrays.
     """
 
     mesh: Mesh
@@ -44,52 +80,21 @@ class Group:
     paths: tuple[str, ...]
     places: tuple[int, ...]
     copies: tuple[Arrays, ...]
-    hashes: tuple[Hashes, ...]
+    hashes: tuple[Any, ...]
 
     @property
-    def pieces(self) -> list[slice]:
-        """The arrays that are hashed together."""
-        return pieces(self.copies[0])
-
-    @property
-    def chunks(self) -> Iterator[tuple[slice, range]]:
-        """What is worked on at a time, about `CHUNK_BYTES` of arrays; and its pieces."""
-        arrays, parts = self.copies[0], self.pieces
+    def chunks(self) -> Iterator[slice]:
+        """The arrays that are worked on at a time, about `CHUNK_BYTES` of them."""
         begin, size = 0, 0
-        for number, part in enumerate(parts):
-            size += sum(array.nbytes for array in arrays[part])
-            if size >= CHUNK_BYTES or number == len(parts) - 1:
-                yield slice(parts[begin].start, part.stop), range(begin, number + 1)
-                begin, size = number + 1, 0
+        for number, array in enumerate(self.copies[0], 1):
+            size += array.nbytes
+            if size >= CHUNK_BYTES or number == len(self.paths):
+                yield slice(begin, number)
+                begin, size = number, 0
 
-    def finished(self) -> Group:
-        """The same when the copies and the hashes are there.
-
-        Raises:
-            JaxRuntimeError: A slice was lost before they were.
-        """
-        # One question for all of them, and one fetch for each device: either costs as much as a MiB.
-        jax.block_until_ready(self.copies)  # type: ignore[no-untyped-call]
-        hashes = fetched(self.hashes)
-        return Group(self.mesh, self.axis, self.paths, self.places, self.copies, hashes)
-
-    def different(self, replica: int, numbers: range, hashes: Sequence[Any]) -> list[str]:
-        """The arrays of pieces whose hashes are not those of the replica, or share one with them."""
-        parts, found = self.pieces, []
-        for number, one in zip(numbers, hashes, strict=True):
-            part = parts[number]
-            wrong = different(self.copies[replica][part], self.hashes[replica][number], one)
-            found += [self.paths[part][place] for place in wrong]
-        return found
-
-    def begin_hashes(self, replica: int, numbers: range) -> list[jax.Array]:
-        """Begins to hash pieces of a replica anew.
-
-        Raises:
-            JaxRuntimeError: Its slice is lost.
-        """
-        parts = self.pieces
-        return [hashed(self.copies[replica][parts[number]]) for number in numbers]
+    def different(self, replica: int, hashes: Any) -> list[str]:
+        """The arrays whose hashes are not those of the replica."""
+        return [self.paths[number] for number in different(self.hashes[replica], hashes)]
 
     def joined(self, replicas: Sequence[int], part: slice) -> list[jax.Array]:
         """The arrays of a chunk on the devices of these replicas; shares their memory."""
@@ -108,8 +113,8 @@ def capture(
     arrays: Mapping[int, tuple[str, jax.Array]],
     axis_index: int,
     pinned: Mapping[int, jax.Array] | None = None,
-) -> tuple[Group, ...]:
-    """Begins to copy arrays to host memory, and to hash them. Nothing is waited for.
+) -> tuple[Capture, ...]:
+    """Begins to copy arrays to host memory, and to hash the copies. Nothing is waited for.
 
     Args:
         arrays: The path and the array of each place.
@@ -136,40 +141,19 @@ def capture(
     groups = []
     for mesh in meshes:
         places = [p for p, one in shardings.items() if (one or spread).mesh == mesh]
-        wanted = [shardings[place] or spread for place in places]
-        there = jax.device_put([arrays[place][1] for place in places], wanted)
-        source = None if pinned is None else [pinned[place] for place in places]
+        there = [_laid_out(arrays[place][1], shardings[place] or spread) for place in places]
+        on_host = [array.sharding.with_memory_kind(PINNED) for array in there]
+        source = there if pinned is None else [pinned[place] for place in places]
+        # An array that lies in host memory already must be copied, too: its owner may give it away.
+        copies = jax.device_put(source, on_host, may_alias=pinned is not None)
         paths = tuple(arrays[place][0] for place in places)
-        groups.append(_group(paths, tuple(places), there, source, mesh.axis_names[axis_index]))
+        axis = mesh.axis_names[axis_index]
+        groups.append(Capture(axis, paths, tuple(places), copies, digest(copies)))
     return tuple(groups)
 
 
-def _group(
-    paths: tuple[str, ...],
-    places: tuple[int, ...],
-    arrays: list[jax.Array],
-    pinned: list[jax.Array] | None,
-    axis: str,
-) -> Group:
-    on_host = [array.sharding.with_memory_kind(PINNED) for array in arrays]
-    # An array that lies in host memory already must be copied, too: its owner may give it away.
-    copies = jax.device_put(pinned or arrays, on_host, may_alias=pinned is not None)
-    parts = _split(copies, axis)
-    sources = _split(arrays, axis)
-    hashes = tuple(tuple(hashed(replica[part]) for part in pieces(parts[0])) for replica in sources)
-    mesh = arrays[0].sharding.mesh  # type: ignore[attr-defined]
-    return Group(mesh, axis, paths, places, parts, hashes)
-
-
-def hashed(arrays: Sequence[jax.Array]) -> jax.Array:
-    """The hashes of arrays of one mesh, wherever their memory is."""
-    in_device_memory = [
-        jax.device_put(array, device_memory(array.sharding))
-        if array.sharding.memory_kind == PINNED
-        else array
-        for array in arrays
-    ]
-    return digest(in_device_memory)
+def _laid_out(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    return array if array.sharding == sharding else jax.device_put(array, sharding)
 
 
 def device_memory(sharding: Any) -> Any:

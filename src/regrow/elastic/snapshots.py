@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regrow.elastic.causes import explain
+from regrow.elastic.digests import digest
 from regrow.elastic.health import is_slice_down
-from regrow.elastic.replicas import PINNED, Group, capture, device_memory, moved
+from regrow.elastic.replicas import PINNED, Capture, Group, capture, device_memory, moved
 from regrow.elastic.trees import Tree, own_copy
 from regrow.errors import SnapshotError, UsageError
 
@@ -40,19 +41,35 @@ class Snapshot:
         """How many copies of the arrays there are."""
         return len(self.groups[0].copies) if self.groups else 0
 
+
+@final
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A snapshot that is being made.
+
+    Attributes:
+        step: Its step.
+        shape: What the snapshot keeps beside the copies of its arrays.
+        captures: The copies of its arrays that are being made.
+    """
+
+    step: int
+    shape: Tree
+    captures: tuple[Capture, ...]
+
     def finished(self) -> Snapshot:
-        """The same when all of it is there.
+        """The snapshot when all of it is there.
 
         Raises:
             JaxRuntimeError: A slice was lost before it was.
         """
-        groups = tuple(group.finished() for group in self.groups)
+        groups = tuple(capture.finished() for capture in self.captures)
         for group in groups:
             _tell_divergence(self.step, group)
         return Snapshot(self.step, self.shape, groups)
 
 
-def begin(step: int, state: Any, axis_index: int) -> Snapshot:
+def begin(step: int, state: Any, axis_index: int) -> Begun:
     """Begins a snapshot of a state; nothing is waited for, and the state may be given away then.
 
     Raises:
@@ -64,13 +81,15 @@ def begin(step: int, state: Any, axis_index: int) -> Snapshot:
         for place, (path, leaf) in enumerate(zip(tree.paths, tree.leaves, strict=True))
         if isinstance(leaf, jax.Array)
     }
-    groups = capture(arrays, axis_index)
-    alone = {} if groups else {place: jax.device_get(array) for place, (_, array) in arrays.items()}
+    captures = capture(arrays, axis_index)
+    alone = (
+        {} if captures else {place: jax.device_get(array) for place, (_, array) in arrays.items()}
+    )
     leaves = [
         _abstract(leaf, alone.get(place)) if place in arrays else own_copy(path, leaf)
         for place, (path, leaf) in enumerate(zip(tree.paths, tree.leaves, strict=True))
     ]
-    return Snapshot(step, Tree(tree.paths, tuple(leaves), tree.structure), groups)
+    return Begun(step, Tree(tree.paths, tuple(leaves), tree.structure), captures)
 
 
 def sound_replicas(snapshot: Snapshot) -> list[int]:
@@ -82,14 +101,13 @@ def sound_replicas(snapshot: Snapshot) -> list[int]:
     sound = list(range(snapshot.replicas))
     reasons: dict[int, str] = {}
     for group in snapshot.groups:
-        for _, pieces in group.chunks:
-            hashes = {replica: _begin_hashes(group, replica, pieces) for replica in sound}
-            for replica in tuple(sound):
-                reason = _fault(group, replica, pieces, hashes[replica])
-                if reason is not None:
-                    sound.remove(replica)
-                    reasons[replica] = reason
-                    _logger.warning("snapshot of step %d: %s", snapshot.step, reason)
+        hashes = {replica: _begin_hashes(group, replica) for replica in sound}
+        for replica in tuple(sound):
+            reason = _fault(group, replica, hashes[replica])
+            if reason is not None:
+                sound.remove(replica)
+                reasons[replica] = reason
+                _logger.warning("snapshot of step %d: %s", snapshot.step, reason)
     if snapshot.groups and not sound:
         told = "; ".join(reasons.values())
         raise SnapshotError(f"no replica of the snapshot of step {snapshot.step} is left: {told}")
@@ -119,7 +137,7 @@ def restore(
     pinned: dict[int, jax.Array] = {}
     restored: dict[int, jax.Array] = {}
     for group in snapshot.groups:
-        for part, _ in group.chunks:
+        for part in group.chunks:
             joined = group.joined(replicas, part)
             shardings = [
                 _target_sharding(target.leaves[place], array)
@@ -145,27 +163,27 @@ def _anew(
 ) -> Snapshot | None:
     named = {place: (snapshot.shape.paths[place], array) for place, array in restored.items()}
     try:
-        groups = capture(named, axis_index, pinned)
+        captures = capture(named, axis_index, pinned)
     except UsageError as error:
         _logger.info("the former snapshot stays: what was loaded allows no new one (%s)", error)
         return None
-    return Snapshot(snapshot.step, snapshot.shape, groups).finished() if groups else None
+    return Begun(snapshot.step, snapshot.shape, captures).finished() if captures else None
 
 
-def _begin_hashes(group: Group, replica: int, pieces: range) -> Any:
+def _begin_hashes(group: Group, replica: int) -> Any:
     """Hashes that are being computed, or the error that they cannot be."""
     try:
-        return group.begin_hashes(replica, pieces)
+        return digest(group.copies[replica])
     except jax.errors.JaxRuntimeError as error:
         return error
 
 
-def _fault(group: Group, replica: int, pieces: range, hashes: Any) -> str | None:
-    """Why a replica cannot be used; None: these pieces of it are sound."""
+def _fault(group: Group, replica: int, hashes: Any) -> str | None:
+    """Why a replica cannot be used; None: these arrays of it are sound."""
     try:
         if isinstance(hashes, Exception):
             raise hashes
-        different = group.different(replica, pieces, jax.device_get(hashes))
+        different = group.different(replica, hashes)
     except jax.errors.JaxRuntimeError as error:
         if not is_slice_down(error):
             raise
@@ -176,16 +194,14 @@ def _fault(group: Group, replica: int, pieces: range, hashes: Any) -> str | None
 
 
 def _listed(paths: Sequence[str]) -> str:
-    """The few arrays that a hash covers together; one of them it is."""
-    more = f" or {len(paths) - 4} more" if len(paths) > 4 else ""
-    return " or ".join(paths[:4]) + more
+    more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
+    return ", ".join(paths[:4]) + more
 
 
 def _tell_divergence(step: int, group: Group) -> None:
     """Replicas of one state must be equal; that they are not was so before the snapshot."""
-    every = range(len(group.pieces))
     for replica in range(1, len(group.copies)):
-        different = group.different(replica, every, group.hashes[0])
+        different = group.different(replica, group.hashes[0])
         if different:
             told = _listed(different)
             _logger.error("step %d: replicas 0 and %d differ at %s", step, replica, told)

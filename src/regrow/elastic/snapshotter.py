@@ -13,7 +13,7 @@ import jax
 from regrow.elastic import progress, snapshots
 from regrow.elastic.causes import explain
 from regrow.elastic.snapshot_slot import SnapshotSlot, Ticket
-from regrow.elastic.snapshots import Snapshot
+from regrow.elastic.snapshots import Begun, Snapshot
 from regrow.elastic.trees import Tree, check_target
 from regrow.errors import SnapshotError, UsageError, WaitTimeout
 
@@ -180,7 +180,7 @@ class Snapshotter:
             making,
         )
 
-    def _finish(self, ticket: Ticket, begun: Snapshot) -> None:
+    def _finish(self, ticket: Ticket, begun: Begun) -> None:
         try:
             done = begun.finished()
         except jax.errors.JaxRuntimeError as error:

@@ -7,12 +7,14 @@ from typing import Any, Final, Protocol, final
 
 from google.protobuf.message import DecodeError
 
+from regrow.channel.digests import is_request
 from regrow.channel.rgcb import callbacks_of, partitioning_of
 from regrow.errors import Code, StatusError
 from regrow.head.buffers import Array, Piece
 from regrow.head.callbacks import CallbackUse
 from regrow.head.colocated import Colocated
 from regrow.head.compile import Compiled
+from regrow.head.digests import Digests
 from regrow.head.executables import Executable, memory_stats
 from regrow.head.links import malformed, pairs, unknown
 from regrow.head.persistence import Persistence, is_persistence
@@ -105,6 +107,9 @@ class ProgramRequests:
             return self._compile_profile(body)
         if is_persistence(body.program.data):
             return self._compile_persistence(body)
+        if is_request(body.program.data):
+            digests = Digests(bytes(body.program.data), self._runtime.buffers)
+            return self._compiled(digests, digests.devices, None)
         reshard = Reshard(bytes(body.program.data))
         return self._compiled(reshard, reshard.devices, None)
 
@@ -256,6 +261,8 @@ class ProgramRequests:
     def _run(self, program: Any, body: Any) -> tuple[list[Any], list[Piece]]:
         tables = self._tables
         arrays = [tables.array(handle) for handle in body.args_handles]
+        if isinstance(program, Digests):
+            return program.run(arrays), []
         args = [array.whole() for array in arrays]
         wants_status = body.execute_options.fill_status
         if isinstance(program, Colocated):

@@ -113,6 +113,7 @@ class Host:
             c.Execute: self._execute,
             c.Take: self._take,
             c.Copy: self._copy,
+            c.Digest: self._digest,
             c.Get: reads.get,
             c.Ready: reads.ready,
             c.Free: self._free,
@@ -268,6 +269,14 @@ class Host:
             command.sources,
             lambda sources: transfers.copy(sources, devices, memory_kind, self.home),
             self._may_be_stuck,
+        )
+
+    def _digest(self, command: c.Digest) -> None:
+        self._derive(
+            command.aid,
+            command.sources,
+            lambda sources: transfers.digest(sources, command.devices, self.home),
+            lambda _: True,  # A helper hashes, while the executor goes on.
         )
 
     def _derive(
