@@ -188,10 +188,19 @@ class ModelHost(Peer):
         assert command.sources
         assert len(command.sources) % count == 0
         hashes = np.zeros((1, len(command.sources) // count, HASH_BYTES), np.uint8)
-        self.parts[command.aid] = [Cell() for _ in command.devices]
-        for place, cell in enumerate(self.parts[command.aid]):
-            for aid, shard in command.sources[place::count]:
-                self.parts[aid][shard].then(lambda s, to=cell: to.settle(hashes, s.error))
+        for aid in (command.aid, *command.copies):
+            self.parts[aid] = [Cell() for _ in command.devices]
+        for number, (aid, shard) in enumerate(command.sources):
+            array, place = divmod(number, count)
+            results = [(self.parts[command.aid][place], hashes)]
+            if command.copies:
+                results.append((self.parts[command.copies[array]][place], None))
+            for cell, value in results:
+                self.parts[aid][shard].then(
+                    lambda s, to=cell, made=value: to.settle(
+                        None if s.error else s.value if made is None else made, s.error
+                    )
+                )
 
     def _expect(self, command: c.Expect) -> None:
         assert set(command.devices) <= set(self.devices)

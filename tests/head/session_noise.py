@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor as Field
 from head_world import one, replicated, tiled
 
-from regrow.channel.digests import request_of
+from regrow.channel.digests import CopySpec, DigestRequest
 from regrow.head.tables import SERVER_HANDLES_FROM
 from regrow.wire import shardings
 from regrow.wire.schema import ifrt, proxy
@@ -90,8 +90,10 @@ PLUGINS = [
     b"",
     b"{}",
     b'{"reshardRequest": [1]}',
-    request_of([0, 1], 1).encode(),
-    request_of([0, 99], 1).encode(),
+    DigestRequest((0, 1), 1).text().encode(),
+    DigestRequest((0, 99), 1).text().encode(),
+    DigestRequest((0, 1), 1, (CopySpec(11, (4,), b""),)).text().encode(),
+    DigestRequest((0, 1), 1, (CopySpec(17, (4,), b"x"),)).text().encode(),
     b'{"regrowDigestRequest": []}',
 ]
 

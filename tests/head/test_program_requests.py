@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from head_client import Client
-from head_world import F32, World, compiled, one, run, tiled
+from head_world import F32, World, compiled, one, replicated, run, tiled
 from session_noise import compile_options, compiling, reshard
 
 from regrow.channel import commands as c
 from regrow.channel import rgcb
-from regrow.channel.digests import HASH_BYTES, request_of
+from regrow.channel.digests import HASH_BYTES, CopySpec, DigestRequest
 from regrow.errors import Code, StatusError
 from regrow.wire import schema
 from regrow.wire.schema import ifrt, proxy
@@ -543,19 +543,25 @@ def test_the_default_device_assignment() -> None:
 # --- hashes ---------------------------------------------------------------------------------------
 
 
-async def compile_digest(client: Client, devices: list[int], arrays: int) -> int:
-    request = compiling(request_of(devices, arrays).encode(), b"")
+async def compile_digest(
+    client: Client, devices: tuple[int, ...], arrays: int, *copies: CopySpec
+) -> int:
+    request = compiling(DigestRequest(devices, arrays, copies).text().encode(), b"")
     request.compile_request.program.type_name = "xla::ifrt::PluginProgram"
     client.give(request)
     response = (await client.answer()).compile_response
-    assert list(response.device_ids) == devices
+    assert tuple(response.device_ids) == devices
     return int(response.loaded_executable_handle)
+
+
+FOURTHS = OP(type=3, tile_assignment_dimensions=[4], tile_assignment_devices=range(4))
+FOUR = CopySpec(F32, (4,), FOURTHS.SerializeToString())
 
 
 def test_each_host_hashes_its_own_shards() -> None:
     async def main(world: World) -> None:
         client = Client(world)
-        handle = await compile_digest(client, [2, 0, 1, 3], 2)
+        handle = await compile_digest(client, (2, 0, 1, 3), 2)
         for number in (1, 2):
             client.put(number, [1, 2, 3, 4], tiled((2, 0, 1, 3), (4,)))
         aids = [client.session._tables.array(number).whole().aid for number in (1, 2)]
@@ -566,7 +572,27 @@ def test_each_host_hashes_its_own_shards() -> None:
         sources = tuple((aid, place) for aid in aids for place in (0, 1))
         for host, devices in ((0, (0, 1)), (1, (2, 3))):
             (asked,) = world.sent(host, c.Digest)
-            assert asked == c.Digest(out.whole().aid, sources, devices)
+            assert asked == c.Digest(out.whole().aid, sources, devices, (), "pinned_host")
+
+    run(main)
+
+
+def test_copies_are_made_with_the_hashes() -> None:
+    async def main(world: World) -> None:
+        client = Client(world)
+        handle = await compile_digest(client, (2, 0, 1, 3), 2, FOUR, FOUR)
+        for number in (1, 2):
+            client.put(number, [number, 2, 3, 4], tiled((2, 0, 1, 3), (4,)))
+        client.give(executing(handle, [1, 2], [5, 6, 7]))
+        assert not (await client.answer()).response_metadata.status.code
+        assert await client.shards(7) == [[2], [2], [3], [4]]
+        assert client.session._tables.array(6).sharding.memory_kind == "pinned_host"
+        client.put(3, [1, 2, 3, 4], replicated((2, 0, 1, 3)))
+        client.give(executing(handle, [1, 3], [8, 9, 10]))
+        await client.answer()
+        code, text = await client.get(10)
+        assert code is Code.INVALID_ARGUMENT
+        assert "an array of shape [4] is no copy of shape [4], or is cut otherwise" in text
 
     run(main)
 
@@ -574,7 +600,7 @@ def test_each_host_hashes_its_own_shards() -> None:
 def test_arrays_elsewhere_are_not_hashed_and_a_lost_slice_shows_in_the_result() -> None:
     async def main(world: World) -> None:
         client = Client(world)
-        handle = await compile_digest(client, [0, 2], 1)
+        handle = await compile_digest(client, (0, 2), 1)
         client.put(1, [1, 2], tiled((0, 1), (2,)))
         client.give(executing(handle, [1], [2]))
         assert not (await client.answer()).response_metadata.status.code

@@ -8,13 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 import xxhash
-from worker_rig import F32, HostRig
+from worker_rig import DONATING, F32, HostRig
 
 from regrow.channel import commands as c
 from regrow.channel.digests import HASH_BYTES
+from regrow.worker.compiler import Compiler
+from regrow.worker.digests import digest
 from regrow.worker.platform import Domain
 from regrow.worker.store import Part
-from regrow.worker.transfers import digest
 
 DTYPES = (
     np.bool_, np.int8, np.uint16, np.int32, np.uint64, np.float16, np.float32, np.float64,
@@ -29,9 +30,15 @@ def home() -> Domain:
 
 def hash_of(home: Domain, value: Any) -> bytes:
     part = Part(home, [4], [home.put(np.asarray(value), 4, "pinned_host")])
-    (hashes,) = digest([(part, 0)], [4], home).singles()
-    assert hashes.shape == (1, 1, HASH_BYTES)
-    return np.asarray(hashes).tobytes()
+    (hashes,) = digest([(part, 0)], [4], home)
+    again, copies = digest([(part, 0)], [4], home, "pinned_host")
+    (copy,) = copies.singles()
+    assert (copy.shape, copy.dtype) == (np.shape(value), value.dtype)
+    assert np.asarray(copy).tobytes() == np.asarray(value).tobytes()
+    (one,), (other,) = hashes.singles(), again.singles()
+    assert one.shape == (1, 1, HASH_BYTES)
+    assert np.array_equal(one, other)
+    return np.asarray(one).tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
@@ -46,7 +53,7 @@ def test_every_bit_counts(home: Domain, dtype: Any) -> None:
     assert len(seen) == 1 + bits
 
 
-@pytest.mark.parametrize("shape", [(), (0, 3), (3, 5), (700,)])
+@pytest.mark.parametrize("shape", [(1,), (0, 3), (3, 5), (700, 501)])
 def test_it_is_that_of_the_bytes(home: Domain, shape: tuple[int, ...]) -> None:
     value = np.random.default_rng(3).random(shape, np.float32)
     assert hash_of(home, value) == xxhash.xxh3_128_digest(value.tobytes())
@@ -66,25 +73,50 @@ def test_each_device_has_those_of_its_shards_array_by_array(host: HostRig) -> No
     )
     aid = host.aid()
     sources = [(first, 0), (second, 0), (third, 0), (fourth, 0)]
-    host.tell(c.Digest(aid, sources, [5, 4]), c.Free([first, second, third, fourth]))
+    host.tell(c.Digest(aid, sources, [5, 4], [], ""), c.Free([first, second, third, fourth]))
     for shard, mine in enumerate((values[::2], values[1::2])):
         wanted = [xxhash.xxh3_128_digest(value.tobytes()) for value in mine]
         assert [row.tobytes() for row in hashes_of(host, aid, shard)] == wanted
 
 
+def test_copies_are_what_is_hashed_and_outlive_the_source(
+    host: HostRig, compiler: Compiler
+) -> None:
+    """The source is given away to a program in the same payload."""
+    value = np.float32([1, 2, 3, 4])
+    source = host.put(value, 4)
+    program = host.load(compiler, DONATING, (4,))
+    aid, copy, out = host.aid(), host.aid(), host.aid()
+    host.tell(
+        c.Digest(aid, [(source, 0)], [4], [copy], "pinned_host"),
+        c.Execute(1, program, [source], [out], 0),
+    )
+    assert hashes_of(host, aid, 0)[0].tobytes() == xxhash.xxh3_128_digest(value.tobytes())
+    assert host.floats(out) == [2, 3, 4, 5]
+    assert host.floats(copy) == [1, 2, 3, 4]
+
+
 def test_it_waits_for_the_values_and_the_executor_does_not(host: HostRig) -> None:
-    promised, aid = host.aid(), host.aid()
-    host.tell(c.Expect(promised, F32, (4,), "device"), c.Digest(aid, [(promised, 0)], [4]))
+    promised, aid, copy = host.aid(), host.aid(), host.aid()
+    host.tell(
+        c.Expect(promised, F32, (4,), "device"),
+        c.Digest(aid, [(promised, 0)], [4], [copy], "pinned_host"),
+    )
     value = np.float32([1, 2])
     assert host.floats(host.put(value)) == [1, 2]
     host.tell(c.Fill(promised, 0, value.shape, value.tobytes(), 0))
     assert hashes_of(host, aid, 0)[0].tobytes() == xxhash.xxh3_128_digest(value.tobytes())
+    assert host.floats(copy) == [1, 2]
 
 
-def test_what_has_no_value_has_no_hash(host: HostRig) -> None:
-    promised, aid = host.aid(), host.aid()
-    host.tell(c.Expect(promised, F32, (4,), "device"), c.Digest(aid, [(promised, 0)], [4]))
+def test_what_has_no_value_has_neither_hash_nor_copy(host: HostRig) -> None:
+    promised, aid, copy = host.aid(), host.aid(), host.aid()
+    host.tell(
+        c.Expect(promised, F32, (4,), "device"),
+        c.Digest(aid, [(promised, 0)], [4], [copy], "pinned_host"),
+    )
     host.tell(c.FillError(promised, 15, "slice 1 was lost"))
-    answer = host.ready(aid)
-    assert isinstance(answer, c.Failed)
-    assert (answer.code, answer.message) == (15, "slice 1 was lost")
+    for result in (aid, copy):
+        answer = host.ready(result)
+        assert isinstance(answer, c.Failed)
+        assert (answer.code, answer.message) == (15, "slice 1 was lost")

@@ -109,15 +109,17 @@ class Copy(NamedTuple):
 
 
 class Digest(NamedTuple):
-    """Hash shards of this host as they are in its memory.
+    """Hash shards of this host, and copy them to a kind of its memory if there are numbers for that.
 
     `sources` are the shards of one array after the other, each time one for each of `devices`, which
-    then have the hashes of their own shards.
+    then have the hashes of their own shards. `copies` has none, or one for each array.
     """
 
     aid: int
     sources: Sequence[tuple[int, int]]
     devices: Sequence[int]
+    copies: Sequence[int]
+    memory_kind: str
 
 
 class Expect(NamedTuple):

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from regrow.elastic.digests import different, digest
+from regrow.channel.digests import COPIES_IN
+from regrow.elastic.digests import copied, different, digest
 from regrow.elastic.libraries import pathwaysutils
 from regrow.errors import UsageError
 
 CHUNK_BYTES: Final = 128 << 20
-PINNED: Final = "pinned_host"
+PINNED: Final = COPIES_IN
 
 Arrays: TypeAlias = tuple[jax.Array, ...]
 
@@ -114,7 +115,7 @@ def capture(
     axis_index: int,
     pinned: Mapping[int, jax.Array] | None = None,
 ) -> tuple[Capture, ...]:
-    """Begins to copy arrays to host memory, and to hash the copies. Nothing is waited for.
+    """Begins to copy arrays to host memory, and to hash them. Nothing is waited for.
 
     Args:
         arrays: The path and the array of each place.
@@ -142,13 +143,15 @@ def capture(
     for mesh in meshes:
         places = [p for p, one in shardings.items() if (one or spread).mesh == mesh]
         there = [_laid_out(arrays[place][1], shardings[place] or spread) for place in places]
-        on_host = [array.sharding.with_memory_kind(PINNED) for array in there]
-        source = there if pinned is None else [pinned[place] for place in places]
-        # An array that lies in host memory already must be copied, too: its owner may give it away.
-        copies = jax.device_put(source, on_host, may_alias=pinned is not None)
+        if pinned is None:
+            copies, hashes = copied(there)
+        else:
+            on_host = [array.sharding.with_memory_kind(PINNED) for array in there]
+            copies = jax.device_put([pinned[place] for place in places], on_host, may_alias=True)
+            hashes = digest(copies)
         paths = tuple(arrays[place][0] for place in places)
         axis = mesh.axis_names[axis_index]
-        groups.append(Capture(axis, paths, tuple(places), copies, digest(copies)))
+        groups.append(Capture(axis, paths, tuple(places), copies, hashes))
     return tuple(groups)
 
 

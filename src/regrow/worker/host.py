@@ -22,6 +22,7 @@ from regrow.errors import Code, StatusError
 from regrow.worker import transfers
 from regrow.worker.callbacks import CallbackRelay
 from regrow.worker.colocated import Colocated, ColocatedRunner
+from regrow.worker.digests import Digests
 from regrow.worker.faults import Faults
 from regrow.worker.gang import Gang
 from regrow.worker.launch import Launcher
@@ -113,7 +114,7 @@ class Host:
             c.Execute: self._execute,
             c.Take: self._take,
             c.Copy: self._copy,
-            c.Digest: self._digest,
+            c.Digest: Digests(self.store, self.home, self._helpers.submit).digest,
             c.Get: reads.get,
             c.Ready: reads.ready,
             c.Free: self._free,
@@ -269,14 +270,6 @@ class Host:
             command.sources,
             lambda sources: transfers.copy(sources, devices, memory_kind, self.home),
             self._may_be_stuck,
-        )
-
-    def _digest(self, command: c.Digest) -> None:
-        self._derive(
-            command.aid,
-            command.sources,
-            lambda sources: transfers.digest(sources, command.devices, self.home),
-            lambda _: True,  # A helper hashes, while the executor goes on.
         )
 
     def _derive(

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import xxhash
 
 from regrow.channel.arena import ArenaView
 from regrow.channel.commands import Bulk, Expect, Fill, Get, Put
-from regrow.channel.digests import HASH_BYTES
 from regrow.wire.dtypes import STRING, numpy_dtype
 from regrow.worker.platform import COPY_NOW, KEEP, Array, Domain, on_host
 from regrow.worker.store import Part, PartError
@@ -103,27 +101,6 @@ def copy(
             shards.append(part.domain.copy(array, device, memory_kind))
         epoch, domain = max(epoch, part.epoch), part.domain
     return Part(domain, list(devices), shards, epoch=epoch)
-
-
-def digest(sources: Sequence[Source], devices: Sequence[int], domain: Domain) -> Part:
-    """The hashes of shards (see `Digest`): on each device one row for each of its shards."""
-    hashes = np.empty((len(sources), HASH_BYTES), np.uint8)
-    for row, (part, shard) in zip(hashes, sources, strict=True):
-        row[:] = np.frombuffer(xxhash.xxh3_128_digest(_content(part.singles()[shard])), np.uint8)
-    shards = [
-        domain.put(
-            np.ascontiguousarray(hashes[None, place :: len(devices)]), device, "device", COPY_NOW
-        )
-        for place, device in enumerate(devices)
-    ]
-    return Part(domain, list(devices), shards)
-
-
-def _content(shard: Array) -> Any:
-    """The bytes of a shard, in place where they lie in one piece."""
-    if isinstance(shard, Strings):
-        return shard.serialized
-    return np.ascontiguousarray(on_host(shard)).reshape(-1).view(np.uint8)
 
 
 def value(command: Get, part: Part) -> Any:
