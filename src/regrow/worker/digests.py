@@ -6,6 +6,8 @@ and the hash is that of each piece while it is there.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
@@ -26,7 +28,7 @@ _ALIGNMENT: Final = 64
 
 @final
 class Digests:
-    """Carries out `Digest`, on a helper's thread."""
+    """Carries out `Digest`, each device's share on a helper's thread."""
 
     def __init__(
         self, store: Store, home: Domain, spawn: Callable[[Callable[[], None]], Any]
@@ -49,46 +51,75 @@ class Digests:
         results = [Part.expected(self._home, command.devices) for _ in (0, *command.copies)]
         for aid, result in zip((command.aid, *command.copies), results, strict=True):
             self._store.set(aid, result)
-        readings = [part.read() for part, _ in sources]
-
-        def run() -> None:
-            try:
-                wait_for(part for part, _ in sources)
-                copy_to = command.memory_kind if command.copies else ""
-                made = digest(sources, command.devices, self._home, copy_to)
-            except Exception as error:  # noqa: BLE001 - the parts carry it
-                made = [Part.failed(self._home, PartError.of(error))] * len(results)
-            for reading in readings:
-                reading.set()
-            for result, part in zip(results, made, strict=True):
-                result.resolve(part)
-
-        self._spawn(run)
+        copy_to = command.memory_kind if command.copies else ""
+        job = _Job(sources, command.devices, results, self._home, copy_to)
+        for place in range(len(command.devices)):
+            self._spawn(functools.partial(job.run, place))
 
 
-def digest(
-    sources: Sequence[Source], devices: Sequence[int], home: Domain, copy_to: str = ""
-) -> list[Part]:
-    """The hashes of shards (see `Digest`), and a copy of each array in that kind of memory, if any."""
-    hashes = np.empty((len(sources), HASH_BYTES), np.uint8)
+@final
+class _Job:
+    """One `Digest`; the last of its helpers to come to the end resolves its parts."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        devices: Sequence[int],
+        results: Sequence[Part],
+        home: Domain,
+        copy_to: str,
+    ) -> None:
+        self._sources = sources
+        self._devices = devices
+        self._results = results
+        self._home = home
+        self._copy_to = copy_to
+        self._readings = [part.read() for part, _ in sources]
+        self._made: list[list[Array] | PartError | None] = [None] * len(devices)
+        self._finishing = threading.Lock()
+
+    def run(self, place: int) -> None:
+        """The share of one device."""
+        mine = self._sources[place :: len(self._devices)]
+        made: list[Array] | PartError
+        try:
+            wait_for(part for part, _ in mine)
+            made = digest(mine, self._devices[place], self._home, self._copy_to)
+        except Exception as error:  # noqa: BLE001 - the parts carry it
+            made = PartError.of(error)
+        with self._finishing:
+            self._made[place] = made
+            last = None not in self._made
+        if last:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        for reading in self._readings:
+            reading.set()
+        shares = [made for made in self._made if isinstance(made, list)]
+        errors = [made for made in self._made if isinstance(made, PartError)]
+        for number, result in enumerate(self._results):
+            if errors:
+                result.resolve(Part.failed(self._home, errors[0]))
+            else:
+                shards = [share[number] for share in shares]
+                result.resolve(Part(self._home, list(self._devices), shards))
+
+
+def digest(sources: Sequence[Source], device: int, home: Domain, copy_to: str = "") -> list[Array]:
+    """The hashes of shards, one row for each, and then the copies in that kind of memory, if any."""
+    hashes = np.empty((1, len(sources), HASH_BYTES), np.uint8)
     copies: list[Array] = []
-    for number, (part, shard) in enumerate(sources):
-        array, device = part.singles()[shard], devices[number % len(devices)]
-        hasher = xxhash.xxh3_128()
+    for row, (part, shard) in zip(hashes[0], sources, strict=True):
+        array, hasher = part.singles()[shard], xxhash.xxh3_128()
         if isinstance(array, Strings):
             raise PartError.of(TypeError("arrays of strings are neither hashed nor copied"))
         if copy_to:
             copies.append(home.put(_copied(on_host(array), hasher), device, copy_to, KEEP))
         else:
             hasher.update(_bytes(on_host(array)).data)
-        hashes[number] = np.frombuffer(hasher.digest(), np.uint8)
-    count = len(devices)
-    rows = [np.ascontiguousarray(hashes[None, place::count]) for place in range(count)]
-    shards = [
-        home.put(row, device, "device", COPY_NOW) for row, device in zip(rows, devices, strict=True)
-    ]
-    by_array = [copies[begin : begin + count] for begin in range(0, len(copies), count)]
-    return [Part(home, list(devices), made) for made in (shards, *by_array)]
+        row[:] = np.frombuffer(hasher.digest(), np.uint8)
+    return [home.put(hashes, device, "device", COPY_NOW), *copies]
 
 
 def _copied(value: np.ndarray[Any, Any], hasher: Any) -> np.ndarray[Any, Any]:
