@@ -359,7 +359,7 @@ class LocalCluster:
 
         Raises:
             UsageError: There is no such slice or storage.
-            ClusterError: It is not possible, or failed: everything is as it was.
+            ClusterError: It is not possible, or failed: says what has become of slices and state.
         """
         params = {"slices": slices, "url": url, "why": "LocalCluster.suspend"}
         saved: dict[str, Any] = self._call("suspend", timeout_s=timeout_s, **params)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from suspend_rig import STEPS, Rig
 from regrow.errors import RegrowError
 from regrow.suspend import Manifest, Snapshots, open_storage
 from regrow.suspend.export import export, verify
+from regrow.suspend.sweep import PART_SUFFIX
 
 SAVE_POINTS = (
     "worker-drain",
@@ -121,17 +124,56 @@ def _suspend_under(rig: Rig, before: int, point: str, action: str) -> bool:
         rig.cluster.resume()
         return True
     assert error is not None
-    assert "slice 1 not suspended, everything is as it was: " in error
     if action == "fail":
-        assert snapshot == before + (point == "head-committed")
         assert rig.states() == ["up", "up"]
+        if point == "head-committed":
+            assert snapshot == before + 1
+            told = f"; snapshot {snapshot} at {rig.place()} was committed before that"
+            assert error.startswith("slice 1 not suspended: ")
+            assert told in error
+        else:
+            assert snapshot == before
+            assert error.startswith("slice 1 not suspended, everything is as it was: ")
         return True
+    assert error.startswith("slice 1 not suspended: ")
+    assert error.endswith(f"; snapshot {before} is still the latest")
     assert snapshot == before
     assert rig.states() == ["up", "lost"]
     assert "slice 1 was lost" in rig.client.failure("digest")
     rig.cluster.restore(1)
     rig.cluster.wait_healthy()
     return False
+
+
+@pytest.mark.slow
+def test_a_slice_that_is_lost_while_its_snapshot_is_committed(tmp_path: Path) -> None:
+    """The manifest is there, and the slice is not: its state is, and the error says where."""
+    with Rig(tmp_path) as rig:
+        rig.client.do("steps", count=STEPS)
+        manifest = _lose_while_it_is_committed(rig)
+        assert rig.states() == ["up", "lost"]
+        assert "slice 1 was lost" in rig.client.failure("digest")
+        assert rig.cluster.status()["suspended"]["snapshot"] == manifest.number == 1
+        rig.cluster.restore(1)
+        rig.cluster.wait_healthy()
+        rig.client.do("begin")
+    assert latest(rig.place()) == manifest, "the cluster has ended, and it is still there"
+
+
+def _lose_while_it_is_committed(rig: Rig) -> Manifest:
+    rig.trap(-1, "aside=wait")
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(outcome, rig, lambda: rig.cluster.suspend([1]))
+        manifests = Path(rig.place(), "manifests")
+        wait(lambda: any(manifests.glob(f"*{PART_SUFFIX}")))
+        os.kill(rig.cluster.slices[1].pids[0], signal.SIGKILL)
+        error = told.result()
+    manifest = latest(rig.place())
+    assert error == (
+        "slice 1 not suspended: slice 1 had been lost meanwhile; snapshot "
+        f"{manifest.number} at {rig.place()} was committed before that, and holds the state"
+    )
+    return manifest
 
 
 def _resume_under(rig: Rig, action: str) -> None:

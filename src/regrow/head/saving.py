@@ -7,9 +7,10 @@ they tell of them, and writes the manifest that makes a snapshot of it (see `reg
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
@@ -29,6 +30,7 @@ from regrow.wire.schema import jaxlib_version
 
 DRAIN_S: Final = 60.0
 SAVE_S: Final = 600.0
+GIVE_UP_S: Final = 10.0
 _SLOW: Final = 20e6
 _WORTH_MEASURING: Final = 8 << 20
 _SPEED_WEIGHT: Final = 0.5
@@ -110,7 +112,6 @@ class Saving:
         manifest = self._manifest(number, why, others | stored, inventory)
         reach("head-manifest-made")
         await asyncio.to_thread(store.commit, manifest)
-        reach("head-committed")
         written = sum(answer[2] for answer in answers.values())
         self._learn(written, max((answer[3] for answer in answers.values()), default=0.0))
         return Saved(number, stored, sum(answer[1] for answer in answers.values()), written)
@@ -200,11 +201,21 @@ class Saving:
         try:
             answers = await ask_all(questions, timeout_s, f"state to be written to {store.url}")
         except (StatusError, WaitTimeout):
-            for link in links.values():
-                if link.lost is None:
-                    link.send(c.GiveUp())
+            await self._give_up(links.values())
             raise
         return dict(zip(links, answers, strict=True))
+
+    async def _give_up(self, links: Iterable[Link]) -> None:
+        """Has hosts stop saving; when it returns nobody writes, unless one does not answer."""
+        left = [link for link in links if link.lost is None]
+        for link in left:
+            link.send(c.GiveUp())
+
+        def over() -> bool:
+            return not any(link.waiting for link in left)
+
+        with contextlib.suppress(WaitTimeout):
+            await until(over, GIVE_UP_S, "hosts to give up saving")
 
     async def _parts(self, answers: dict[int, Any], index: int) -> dict[int, dict[int, PartEntry]]:
         """By host and buffer, what the hosts of a slice have saved."""

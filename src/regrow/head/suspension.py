@@ -20,7 +20,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias, final
 
 from regrow.channel import commands as c
@@ -97,6 +97,7 @@ class Suspension:
         self.stored: Stored = {}
         self.number = 0
         self._store: Snapshots | None = None
+        self._needed = False  # A snapshot has what a lost slice held.
         self._turn = asyncio.Lock()
         self._awaited: dict[int, asyncio.Future[None]] = {}
         self._noticed: set[int] = set()
@@ -143,11 +144,11 @@ class Suspension:
 
         Raises:
             UsageError: There is no such slice or storage.
-            ControlError: It is not possible, or failed; everything is as it was.
+            ControlError: It is not possible, or failed: says what has become of slices and state.
         """
         store = Snapshots(open_storage(self.place(url)))
         async with self._turn:
-            began = time.monotonic()
+            began, before = time.monotonic(), self.number
             wanted = self._wanted(slices)
             gate = self._runtime.gate
             gate.close()
@@ -155,48 +156,69 @@ class Suspension:
                 reach("head-gate-closed")
                 saved = await self._save(wanted, why, store, grace_s)
             except (StatusError, StorageError, WaitTimeout, ControlError) as error:
+                told = self._not_suspended(wanted, before, error)
                 if not self.stored:
                     gate.open()
-                which = _named(wanted)
-                raise ControlError(
-                    f"{which} not suspended, everything is as it was: {in_words(error)}"
-                ) from None
-            await self._leave(wanted, why)
+                # What was written in vain would keep a disk full.
+                await self._sweep(store)
+                raise told from None
+            await self._leave(tuple(wanted), why)
             await self._sweep(store)
             return saved | {"took_s": time.monotonic() - began}
 
-    def _wanted(self, slices: Sequence[int] | None) -> tuple[int, ...]:
+    def _wanted(self, slices: Sequence[int] | None) -> dict[int, int]:
+        """Slices that can be suspended, with their incarnations."""
         membership = self._slices.membership
         if slices is None:
             slices = [index for index in range(len(membership)) if index not in self.stored]
-        wanted = tuple(sorted(set(slices)))
-        for index in wanted:
-            state = membership.info(index).state
+        wanted = {}
+        for index in sorted(set(slices)):
+            info = membership.info(index)
             if index in self.stored:
                 raise ControlError(f"slice {index} is suspended already")
-            if state not in LIVE:
+            if info.state not in LIVE:
                 raise ControlError(
-                    f"slice {index} is {state}; only a slice that is up is suspended"
+                    f"slice {index} is {info.state}; only a slice that is up is suspended"
                 )
+            wanted[index] = info.incarnation
         if not wanted:
             raise ControlError("all slices are suspended already")
         return wanted
 
+    def _not_suspended(
+        self, wanted: Mapping[int, int], before: int, error: Exception
+    ) -> ControlError:
+        """Why slices are not suspended, and what is no longer as it was before."""
+        text, why = f"{_named(tuple(wanted))} not suspended", in_words(error)
+        if self.number > before:
+            at = f"snapshot {self.number} at {self.describe()['url']}"
+            return ControlError(
+                f"{text}: {why}; {at} was committed before that, and holds the state"
+            )
+        if self._lost(wanted):
+            latest = f"snapshot {before} is still the latest" if before else "there is no snapshot"
+            return ControlError(f"{text}: {why}; {latest}")
+        return ControlError(f"{text}, everything is as it was: {why}")
+
+    def _lost(self, wanted: Mapping[int, int]) -> list[int]:
+        """Those that are not what they were any more."""
+        is_live = self._slices.membership.is_live
+        return [index for index, incarnation in wanted.items() if not is_live(index, incarnation)]
+
     async def _save(
-        self, wanted: Sequence[int], why: str, store: Snapshots, grace_s: float | None
+        self, wanted: Mapping[int, int], why: str, store: Snapshots, grace_s: float | None
     ) -> dict[str, Any]:
-        """Saves and commits; nothing has changed if it raises."""
+        """Saves and commits; then `number` is that of the new snapshot, also if it raises."""
         if self.stored and self._store is not None and self._store.url != store.url:
             raise ControlError(f"other slices are suspended to {self._store.url}; use that place")
-        membership = self._slices.membership
-        incarnations = {index: membership.info(index).incarnation for index in wanted}
         saved = await self._saving.save(
-            wanted, why, store, grace_s=grace_s, others=self.stored, above=self.number
+            tuple(wanted), why, store, grace_s=grace_s, others=self.stored, above=self.number
         )
-        for index, incarnation in incarnations.items():
-            if not membership.is_live(index, incarnation):
-                raise ControlError(f"slice {index} was lost meanwhile")
         self.number, self._store = saved.number, store
+        reach("head-committed")
+        if lost := self._lost(wanted):
+            self._needed = True
+            raise ControlError(f"{_named(lost)} had been lost meanwhile")
         self.stored |= saved.stored
         return {
             "snapshot": saved.number,
@@ -225,6 +247,7 @@ class Suspension:
         reach("head-left")
 
     async def _sweep(self, store: Snapshots) -> None:
+        """Removes what no snapshot needs: nobody writes to the store now."""
         try:
             gone = await asyncio.to_thread(store.sweep)
             log.info("%s: %d files swept", store.url, gone)
@@ -386,12 +409,12 @@ class Suspension:
     # --- the end ---
 
     async def close(self) -> None:
-        """The head ends: nothing goes on; a store that nothing is suspended in is removed."""
+        """The head ends: nothing goes on; a store that nobody needs is removed."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         own = self._store is not None and self._store.url == open_storage(self.place()).url
-        if self._store is not None and own and not self.stored:
+        if self._store is not None and own and not self.stored and not self._needed:
             await asyncio.to_thread(self._store.storage.clear)
 
     def _spawn(self, work: Any) -> None:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Final, Literal, cast
+import time
+from typing import Final, Literal, cast, get_args
 
 from regrow.errors import StorageError, UsageError
 
-Action = Literal["kill", "stop", "fail"]
+Action = Literal["kill", "stop", "fail", "wait"]
+
+WAIT_S: Final = 10.0
+"""How long storage that is slow on purpose takes."""
 
 WORKER: Final = (
     "worker-drain",
@@ -47,13 +51,13 @@ _trap: tuple[str, Action, int] | None = None
 
 
 def set_trap(name: str, action: str = "kill", nth: int = 1) -> None:
-    """Has the `nth` arrival at a point end or stop this process, or fail as a full disk does.
+    """Has the `nth` arrival at a point end or stop this process, fail as a full disk does, or wait.
 
     Raises:
         UsageError: There is no such point or action.
     """
     global _trap
-    if name not in POINTS or action not in ("kill", "stop", "fail"):
+    if name not in POINTS or action not in get_args(Action):
         raise UsageError(f"there is no point {name!r} to {action} at")
     _trap = (name, cast(Action, action), nth)
 
@@ -79,6 +83,9 @@ def reach(name: str) -> None:
         _trap = (name, action, nth - 1)
         return
     _trap = None
+    if action == "wait":
+        time.sleep(WAIT_S)
+        return
     if action == "fail":
         raise StorageError("the storage cannot be written: No space left on device (on purpose)")
     # To this very thread, or it would go on until another one has taken the signal.

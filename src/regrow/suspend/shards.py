@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,10 @@ from regrow.suspend.storage import Storage
 T = TypeVar("T")
 
 CHUNK_BYTES: Final = 16 << 20
-THREADS: Final = 4
+_HASHING: Final = min(len(os.sched_getaffinity(0)), 10)
+_WAITING: Final = 6
+THREADS: Final = _HASHING + _WAITING
+_cores = threading.Semaphore(_HASHING)
 
 
 @final
@@ -82,7 +86,7 @@ def write_shards(
         number, index, piece = item
         if stop():
             raise StorageError("the snapshot was given up")
-        digest = hashlib.sha256(piece).hexdigest()
+        digest = _hash(piece)
         reach("worker-chunk-hashed")
         name = f"{CHUNKS}/{digest}"
         new = storage.size(name) != len(piece)
@@ -121,12 +125,19 @@ def read_shards(
         name = f"{CHUNKS}/{digest}"
         size = storage.read_into(name, piece)
         reach("worker-chunk-read")
-        if size != len(piece) or hashlib.sha256(piece).hexdigest() != digest:
+        if size != len(piece) or _hash(piece) != digest:
             raise StorageError(
                 f"{storage.url}/{name} is damaged: its content does not have the hash of its name"
             )
 
     _each(one, work)
+
+
+def _hash(piece: memoryview) -> str:
+    # No more threads at a time than there are cores: so the others come to storage one after the
+    # other, which has work while they hash, and they while it is waited for.
+    with _cores:
+        return hashlib.sha256(piece).hexdigest()
 
 
 def _each(function: Callable[[T], None], work: Sequence[T]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Final, final
 
@@ -61,9 +62,16 @@ class Snapshots:
         Raises:
             StorageError: It could not be written; the latest snapshot is the one that was.
         """
+        name = manifest_name(manifest.number)
         self.storage.sync(CHUNKS)
-        self.storage.write(manifest_name(manifest.number), manifest.to_bytes())
-        self.storage.sync(MANIFESTS)
+        self.storage.write(name, manifest.to_bytes())
+        try:
+            self.storage.sync(MANIFESTS)
+        except StorageError:
+            # It may not last, so it must not look as if it did.
+            with contextlib.suppress(StorageError):
+                self.storage.remove(name)
+            raise
 
     def sweep(self, kept: int = KEPT) -> int:
         """Removes old snapshots, and chunks that none needs; returns how many files went.
