@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import os
 import select
 import socket
 import threading
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +23,11 @@ from regrow.control import Method, request
 from regrow.errors import ClusterError, NoClusterError
 from regrow.home import CLUSTER_VARIABLE, HOME_VARIABLE, ClusterState, Home
 from regrow.supervise import Supervisor
-from regrow.suspend.abandoned import FOLDER, job_folder, sweep_abandoned
+from regrow.suspend.abandoned import FOLDER, Swept, job_folder, sweep_abandoned
+from regrow.suspend.retention import Retention, retention_from
 from regrow.suspend.storage import check_url
+
+log = logging.getLogger(__name__)
 
 START_DEADLINE_S: Final = 120.0
 _ACT_DEADLINE_S: Final = 30.0
@@ -53,16 +58,30 @@ def head_config(options: ClusterOptions, home: Home, state: ClusterState) -> Hea
     )
 
 
-def sweep_suspended(home: Home) -> list[Path]:
-    """Removes what killed clusters have left unfinished of suspended state; the folders that stay.
-
-    A snapshot that was committed stays until its user removes it.
-    """
+def suspended_of(home: Home) -> tuple[Path, Callable[[], set[str]]]:
+    """Where suspended state goes in a home, and what asks which folders there are in use."""
 
     def owned() -> set[str]:
         return {job_folder(state.name, state.run_id) for state in home.entries()}
 
-    return sweep_abandoned(home.path / FOLDER, owned)
+    return home.path / FOLDER, owned
+
+
+def sweep_suspended(home: Home, retention: Retention | None = None) -> Swept:
+    """Removes what clusters that are gone have left of suspended state, by the rule of retention.
+
+    Args:
+        home: Whose.
+        retention: The rule; None: that of REGROW_SNAPSHOT_DAYS.
+
+    Raises:
+        UsageError: That variable says none.
+    """
+    place, owned = suspended_of(home)
+    swept = sweep_abandoned(place, owned, retention or retention_from(os.environ), time.time())
+    for path in swept.removed:
+        log.info("%s: the snapshot of a cluster that is gone has been kept long enough", path)
+    return swept
 
 
 def start_cluster(

@@ -64,6 +64,35 @@ def test_slices_leave_and_come_back(regrow, here, one_line, tmp_path, monkeypatc
     regrow.nothing_left()
 
 
+def test_snapshots_of_clusters_that_are_gone(regrow, here, one_line):
+    regrow("up", "--detach", *SMALL)
+    place = one_line(here("suspend", "--all"), 0).rpartition(" at ")[2]
+    listed = here("snapshot", "list").stdout
+    assert listed.startswith(f"{place}: snapshot 1, made ")
+    assert listed.endswith("; in use\n")
+    assert "is in use; first: regrow down --cluster up-1" in one_line(
+        here("snapshot", "rm", place), 3
+    )
+    regrow("down")
+    regrow.nothing_left()
+    assert here("snapshot", "list").stdout.endswith("; stays\n")
+    assert f"snapshot rm {place}" in here("doctor", "--no-probe").stdout
+    assert "0 folders removed" in one_line(here("snapshot", "sweep", "--latest", "0"), 0)
+    would = here("snapshot", "sweep", "--latest", "0", "--days", "0", "--dry-run")
+    assert would.stdout == f"{place}\n"
+    assert "1 folder would be removed" in would.stderr
+    assert "no number of days" in one_line(here("snapshot", "sweep", "--days", "soon"), 2)
+    assert f"{place} is removed" in one_line(here("snapshot", "rm", place), 0)
+    assert "there is no snapshot at" in one_line(here("snapshot", "list"), 0)
+    assert "there is no snapshot at" in one_line(here("snapshot", "rm", place), 1)
+
+
+def test_a_wrong_number_of_days_is_one_line(here, one_line, monkeypatch):
+    monkeypatch.setenv("REGROW_SNAPSHOT_DAYS", "soon")
+    for command in (("run", "--", "true"), ("snapshot", "sweep"), ("snapshot", "list")):
+        assert "REGROW_SNAPSHOT_DAYS: 'soon' is no number" in one_line(here(*command), 2)
+
+
 def test_no_snapshot_is_one_line(here, one_line, tmp_path):
     assert "there is no snapshot at" in one_line(here("snapshot", "show", str(tmp_path)), 1)
     assert "no storage that is known" in one_line(here("snapshot", "show", "x9://y"), 2)

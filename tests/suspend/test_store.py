@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
 from regrow.errors import StorageError, UsageError
 from regrow.suspend import ArrayEntry, Manifest, PartEntry, ShardEntry, Snapshots, open_storage
-from regrow.suspend.abandoned import sweep_abandoned
+from regrow.suspend.abandoned import Swept, sweep_abandoned
 from regrow.suspend.export import export
+from regrow.suspend.retention import Retention
 from regrow.suspend.shards import pieces, read_shards, write_shards
 from regrow.suspend.snapshots import manifest_name
 from regrow.suspend.sweep import leftovers, old
@@ -204,21 +206,54 @@ def test_the_rules_of_sweeping_need_no_storage() -> None:
     assert found.chunks == ("b" * 64, "c.part")
 
 
-def test_what_killed_clusters_leave_is_swept_but_never_a_snapshot(tmp_path: Path) -> None:
+def test_what_killed_clusters_leave_is_swept_but_no_snapshot(tmp_path: Path) -> None:
+    rule = Retention(days=None)
+    stays = Swept((), (tmp_path / "kept-0123abcd",))
+
+    def swept(place: Path) -> Swept:
+        return sweep_abandoned(place, lambda: {"owned-0123abcd"}, rule, 0.0)
+
     kept, half, owned = (tmp_path / f"{name}-0123abcd" for name in ("kept", "half", "owned"))
     for place in (kept, half, owned, tmp_path / "notes"):
         hashes, _ = written(str(place), b"x" * 2500)
         (place / "chunks" / "ab.1-1.part").touch()
     Snapshots(open_storage(str(kept))).commit(manifest(1, hashes))
-    assert sweep_abandoned(tmp_path, lambda: {"owned-0123abcd"}) == [kept]
+    assert swept(tmp_path) == stays
     assert sorted(path.name for path in tmp_path.iterdir()) == [kept.name, "notes", owned.name]
     assert sorted(os.listdir(kept / "chunks")) == sorted(set(hashes))
     assert "ab.1-1.part" in os.listdir(owned / "chunks")
     (kept / manifest_name(1)).write_text("{}")
     (kept / "chunks" / "unknown").touch()
-    assert sweep_abandoned(tmp_path, lambda: {"owned-0123abcd"}) == [kept]
+    assert swept(tmp_path) == stays
     assert "unknown" in os.listdir(kept / "chunks"), "what cannot be read keeps everything"
-    assert sweep_abandoned(tmp_path / "nowhere", lambda: ()) == []
+    assert swept(tmp_path / "nowhere") == Swept((), ())
+
+
+def test_old_snapshots_of_killed_clusters_go_but_the_latest_of_each_name(tmp_path: Path) -> None:
+    day_s = 86400.0
+    for number in range(5):
+        place = tmp_path / f"run-{number:08x}"
+        hashes, _ = written(str(place), b"x" * 2500)
+        made = dataclasses.replace(manifest(1, hashes), when=number * day_s)
+        Snapshots(open_storage(str(place))).commit(made)
+    (tmp_path / "run-00000000" / manifest_name(1)).write_text("{}")
+    swept = sweep_abandoned(tmp_path, lambda: {"run-00000001"}, Retention(1.5, 1), 5 * day_s)
+    assert [path.name for path in swept.removed] == ["run-00000002", "run-00000003"]
+    assert [path.name for path in swept.left] == ["run-00000000", "run-00000004"]
+    assert sorted(os.listdir(tmp_path)) == ["run-00000000", "run-00000001", "run-00000004"]
+
+
+def test_what_a_crash_leaves_of_a_snapshot_that_is_removed_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = Snapshots(open_storage(str(tmp_path / "run-01234567")))
+    store.commit(manifest(1, written(store.url, b"x" * 2500)[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        store.clear()
+    assert store.storage.names("chunks")
+    assert sweep_abandoned(tmp_path, lambda: (), Retention(None), 0.0) == Swept((), ())
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_export_that_fails_leaves_no_half_of_an_array(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ _COMMANDS: Final = {
     "slice": "Kill, stop, continue or restore a slice.",
     "suspend": "Have slices leave with their state saved.",
     "resume": "Bring suspended slices back.",
-    "snapshot": "Show or export the state of suspended slices.",
+    "snapshot": "Show, export or remove the state of suspended slices.",
     "env": "Print the variables that make a process a client.",
     "doctor": "Find what is wrong and tell how to mend it.",
     "plan": "Rank the ways to split a training over slices.",

@@ -171,11 +171,16 @@ def clusters(home: Home, name: str | None) -> list[Finding]:
         Finding("note", f"cluster {dead} had been killed; what it had left is removed")
         for dead in swept
     ]
+    left = sweep_suspended(home)
+    findings += [
+        Finding("note", f"a snapshot of a cluster that is gone was kept long enough: {path}")
+        for path in left.removed
+    ]
     findings += [
         Finding(
             "note", f"a cluster that is gone has left a snapshot: {path}", LEFT_MEND.format(path)
         )
-        for path in sweep_suspended(home)
+        for path in left.left
     ]
     running = home.clusters()
     if name is not None:

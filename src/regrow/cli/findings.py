@@ -34,7 +34,8 @@ REGISTER_MEND: Final = (
     "`regrow run` and `regrow env` arrange it without a change of the script"
 )
 LEFT_MEND: Final = (
-    "regrow snapshot show {0}, regrow snapshot load {0} DIRECTORY; if nobody needs it: rm -r {0}"
+    "regrow snapshot show {0}, regrow snapshot load {0} DIRECTORY; if nobody needs it: regrow "
+    "snapshot rm {0} (regrow snapshot list tells when it goes by itself)"
 )
 TARGET_MEND: Final = (
     "set JAX_BACKEND_TARGET to grpc://HOST:PORT or grpc://unix:/PATH; `regrow env` prints it"

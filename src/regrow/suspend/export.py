@@ -30,12 +30,18 @@ def find(url: str) -> Snapshots:
     storage = open_storage(url)
     if storage.names(MANIFESTS):
         return Snapshots(storage)
-    jobs = [name for name in sorted(storage.names("")) if storage.names(f"{name}/{MANIFESTS}")]
+    jobs = jobs_at(storage)
     if not jobs:
         raise StorageError(f"there is no snapshot at {url}")
     if len(jobs) > 1:
         raise UsageError(f"there are several jobs at {url}; name one: {', '.join(jobs)}")
-    return Snapshots(storage.below(jobs[0]))
+    return jobs.popitem()[1]
+
+
+def jobs_at(storage: Storage) -> dict[str, Snapshots]:
+    """The stores of jobs in a place, by the names of their folders."""
+    names = [name for name in sorted(storage.names("")) if storage.names(f"{name}/{MANIFESTS}")]
+    return {name: Snapshots(storage.below(name)) for name in names}
 
 
 @final

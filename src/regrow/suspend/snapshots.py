@@ -13,6 +13,10 @@ from regrow.suspend.sweep import KEPT, leftovers, old
 
 CHUNKS: Final = "chunks"
 MANIFESTS: Final = "manifests"
+MEASURED: Final = "measured"
+"""Where the speed of the storage is tried out."""
+
+FOLDERS: Final = frozenset({CHUNKS, MANIFESTS, MEASURED})
 _NAME = re.compile(r"([0-9]{9})\.json")
 
 
@@ -93,3 +97,14 @@ class Snapshots:
         for name in found.chunks:
             self.storage.remove(f"{CHUNKS}/{name}")
         return len(found.manifests) + len(halves) + len(found.chunks)
+
+    def clear(self) -> None:
+        """Removes all of it; what a crash leaves of it is no snapshot.
+
+        Raises:
+            StorageError: It cannot be removed.
+        """
+        for number in self.numbers():
+            self.storage.remove(manifest_name(number))
+        self.storage.sync(MANIFESTS)
+        self.storage.clear()

@@ -22,6 +22,7 @@ from regrow.channel import commands as c
 from regrow.errors import Code, RegrowError
 from regrow.suspend.points import reach
 from regrow.suspend.shards import CHUNK_BYTES, read_shards, write_shards
+from regrow.suspend.snapshots import MEASURED
 from regrow.suspend.storage import Storage, open_storage
 from regrow.wire.dtypes import STRING, kind_of, numpy_dtype
 from regrow.worker.platform import KEEP, Array, Domain, on_host
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 
 _ALIGNED: Final = 64
 _MEASURED_BYTES: Final = 64 << 20
-_MEASURED: Final = "measured"
 
 
 @final
@@ -210,7 +210,7 @@ def _room(nbytes: int) -> np.ndarray[Any, Any]:
 
 def _measured(storage: Storage) -> float:
     data = memoryview(os.urandom(CHUNK_BYTES))
-    folder = storage.below(_MEASURED)
+    folder = storage.below(MEASURED)
     began = time.monotonic()
     try:
         # The hash is a part of the price.
