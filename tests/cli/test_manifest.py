@@ -9,6 +9,7 @@ from regrow.cli import main
 from regrow.jobs.priorities import parse_classes
 
 JOBSET = ("manifest", "jobset", "train", "--image", "regrow:1")
+SCRATCH = (*JOBSET, "--cpu", "4", "--allow-no-token", "--gcs_scratch_location")
 
 
 def test_what_is_printed_is_the_manifest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +39,8 @@ def test_a_printed_priority_class_is_read_again(capsys: pytest.CaptureFixture[st
         ((*JOBSET, "--tpu", "v5p:2x2x2", "--hosts-per-slice", "2", "--", "a"), "its topology"),
         ((*JOBSET, "--cpu", "0", "--allow-no-token", "--", "a"), "from 1 up"),
         ((*JOBSET, "--cpu", "4"), "COMMAND"),
+        ((*SCRATCH, "nosuch://x", "--", "a"), "nosuch://x is no storage that is known"),
+        ((*SCRATCH, "gs:/bucket", "--", "a"), "gs:/bucket is no URL"),
         (("manifest", "priorityclass", "high", "--value", "2000000000"), "whole number"),
     ],
 )

@@ -151,11 +151,14 @@ def test_the_life_of_a_shared_cluster(regrow, pools, one_line) -> None:
         (("--slices", "9"), 2, "the job wants 9 slices; the cluster has 3 slices of 1 device"),
         (("--priority", "urgent"), 2, "no priority class 'urgent'; the cluster has: high, low"),
         (("--devices-per-slice", "4"), 2, "the cluster has no slices of 4 devices"),
+        (("--gcs_scratch_location", "nosuch://x"), 2, "no storage that is known"),
     ):
         failed = regrow("run", "--cluster", "pool", *words, PROGRAM)
         assert text in one_line(failed, status)
     job = pool.job("train", "--slices", "2", "--priority", "high", "--num_elastic_instances", "2")
     pool.until(lambda: job.steps_on([0, 1], 0))
+    second = regrow("run", "--cluster", "pool", "--name", "train", PROGRAM)
+    assert "there is a job 'train' already; give this one another" in one_line(second, 2)
     first = pool.leases("train")
     spare = ({0, 1, 2} - set(first)).pop()
 

@@ -96,8 +96,15 @@ def test_a_wrong_number_of_days_is_one_line(here, one_line, monkeypatch):
 def test_no_snapshot_is_one_line(here, one_line, tmp_path):
     assert "there is no snapshot at" in one_line(here("snapshot", "show", str(tmp_path)), 1)
     assert "no storage that is known" in one_line(here("snapshot", "show", "x9://y"), 2)
-    line = here("run", "--gcs_scratch_location", "memory://x", "--", "true")
-    assert "does not outlive" in one_line(line, 2)
+    for command, url, text in (
+        (("run",), "memory://x", "does not outlive"),
+        (("run",), "nosuch://x", "no storage that is known"),
+        (("up",), "nosuch://x", "no storage that is known"),
+        (("head", "--allow-no-token"), "gs:/x", "is no URL"),
+    ):
+        words = () if command[0] != "run" else ("--", "true")
+        line = here(*command, "--gcs_scratch_location", url, *words)
+        assert text in one_line(line, 2)
 
 
 @pytest.mark.slow

@@ -403,7 +403,7 @@ def test_a_job_takes_fewer_slices_and_more_again() -> None:
         (JobResized("one", 0), "it was submitted with 1"),
         (JobResized("two", 1), "there is no job 'two'"),
         (SuspendRequested("one"), "cannot be suspended"),
-        (JobSubmitted(JobSpec(name="one", slices=2, shape=SHAPE)), "it is another one"),
+        (JobSubmitted(JobSpec(name="one", slices=2, shape=SHAPE)), "give this one another --name"),
     ],
 )
 def test_a_request_that_cannot_be_met_changes_nothing(event: Event, text: str) -> None:

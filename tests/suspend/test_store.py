@@ -17,6 +17,7 @@ from regrow.suspend.export import export
 from regrow.suspend.retention import Retention
 from regrow.suspend.shards import pieces, read_shards, write_shards
 from regrow.suspend.snapshots import manifest_name
+from regrow.suspend.storage import check_scheme
 from regrow.suspend.sweep import leftovers, old
 
 CHUNK = 1000
@@ -153,11 +154,19 @@ def test_a_damaged_manifest_keeps_everything(tmp_path: Path) -> None:
         ("memory://x", "does not outlive the process"),
         ("nonsense://x", "no storage that is known"),
         ("file://elsewhere/x", "names another machine"),
+        ("https://x/y", "can only be read"),
+        ("gs:/bucket/x", "is no URL: it would begin gs://"),
     ],
 )
 def test_what_is_no_storage_is_refused(url: str, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        open_storage(url)
+    for check in (open_storage, check_scheme):
+        with pytest.raises(UsageError, match=why):
+            check(url)
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/x", "s3://bucket", "abfs://x@y/z", "/a/b", "a:b/c"])
+def test_a_kind_of_storage_is_known_without_its_package(url: str) -> None:
+    assert check_scheme(url) == url
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:

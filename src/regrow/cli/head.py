@@ -10,7 +10,7 @@ from regrow.cli.options import cluster_options, tcp_options, to_cluster_options
 from regrow.cli.report import say
 from regrow.cli.up import supervise
 from regrow.errors import UsageError
-from regrow.suspend.storage import check_url
+from regrow.suspend.storage import check_scheme, check_url
 
 
 @click.command("head")
@@ -62,7 +62,11 @@ def _scratch(location: str) -> dict[str, str | None]:
     """What a scratch location is good for: state, and in a directory compiled programs, too.
 
     A manifest may name a bucket that this machine cannot reach, which is no reason not to start.
+
+    Raises:
+        UsageError: There is no storage of such a kind.
     """
+    check_scheme(location)
     if "://" not in location:
         return {"compile_cache_dir": location}
     try:

@@ -138,9 +138,9 @@ def _submit(home: Home, tenant: Tenant, options: JobOptions, shape: dict[str, An
             continue
         try:
             tenant.submit(options.spec(name, shape))
-        except UsageError as error:
+        except UsageError:
             # Another job can have taken the name at the same moment.
-            if name not in tenant.names() or "connected already" not in str(error):
+            if name not in tenant.names():
                 raise
         else:
             return

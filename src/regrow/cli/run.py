@@ -24,6 +24,7 @@ from regrow.config import ClusterOptions
 from regrow.home import Home
 from regrow.observe import parse_budgets
 from regrow.processes import RUN_MARK, adopted_reaped
+from regrow.suspend.storage import check_url
 
 RESTARTS_VARIABLE: Final = "REGROW_RESTARTS"
 
@@ -108,6 +109,9 @@ def _run_as_job(
         return to_cluster_options(values | sizes | leased)
 
     check_possible(faults)
+    scratch = values["gcs_scratch_location"]
+    if scratch is not None:  # Not only when there are slices for it.
+        check_url(scratch)
     work = Work(
         task=task,
         argv=task.argv(),

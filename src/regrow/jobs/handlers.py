@@ -24,6 +24,7 @@ from regrow.jobs.model import (
     SuspendRefused,
     SuspendRequested,
     Withdraw,
+    name_taken,
 )
 from regrow.jobs.records import Job, Slice
 
@@ -66,7 +67,7 @@ def _submitted(ledger: Ledger, spec: JobSpec) -> None:
     known = ledger.jobs.get(spec.name)
     if known is not None:
         if known.spec != spec:
-            raise UsageError(f"there is a job {spec.name!r} already, and it is another one")
+            raise name_taken(spec.name)
         return
     ledger.order += 1
     ledger.jobs[spec.name] = Job(spec=spec, order=ledger.order, wanted=spec.slices)

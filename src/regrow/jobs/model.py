@@ -93,6 +93,13 @@ class JobSpec:
             )
 
 
+def name_taken(name: str) -> UsageError:
+    """The error for a job whose name another one has."""
+    return UsageError(
+        f"there is a job {name!r} already; give this one another --name, or end that one first"
+    )
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:

@@ -43,6 +43,7 @@ from regrow.jobs.model import (
     SliceIdle,
     SliceReport,
     SuspendRequested,
+    name_taken,
 )
 from regrow.jobs.priorities import PriorityClasses
 from regrow.jobs.records import shallow
@@ -221,6 +222,8 @@ class Service:
         given = asked | {"priority": found.value, "preempts": found.preempts}
         spec = build(JobSpec, given)
         had = peer.job
+        if self._jobs.get(spec.name, peer) is not peer:
+            raise name_taken(spec.name)
         self._adopt(peer, spec.name)
         try:
             self._take(JobSubmitted(spec))

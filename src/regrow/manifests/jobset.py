@@ -16,6 +16,7 @@ from regrow.errors import UsageError
 from regrow.jobs.priorities import PriorityClass, check_object_name
 from regrow.manifests.nodes import Nodes
 from regrow.manifests.pods import head_pod, program_pod, spare_pod, worker_pod
+from regrow.suspend.storage import check_scheme
 
 Controller = Literal["single", "multi"]
 API_VERSION: Final = "jobset.x-k8s.io/v1alpha2"
@@ -85,6 +86,8 @@ class JobSetOptions:
                 "num_elastic_instances and gcs_scratch_location are of the single controller; "
                 "a program that runs on every host restarts as a whole"
             )
+        if self.scratch is not None:
+            check_scheme(self.scratch)
         if not self.command:
             raise UsageError("there is no command for the JobSet to run")
 

@@ -22,7 +22,11 @@ from regrow.suspend.points import reach
 from regrow.suspend.sweep import PART_SUFFIX
 
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_ONE_SLASH: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):/(?!/)")
 _UNLASTING: Final = ("memory",)
+_READ_ONLY: Final = ("data", "http", "https")
+# So that a manifest can be written where neither fsspec nor their packages are installed.
+_WELL_KNOWN: Final = ("file", "gs", "s3")
 _numbers = itertools.count(1)
 
 
@@ -78,30 +82,69 @@ def check_url(url: str) -> str:
     return url
 
 
+def check_scheme(url: str) -> str:
+    """Returns `url` if it names a kind of storage that there is, whose package may be missing here.
+
+    Raises:
+        UsageError: It does not: says why.
+    """
+    scheme = _scheme(url)
+    if scheme not in (None, *_WELL_KNOWN):
+        fsspec = _fsspec(url)
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except ImportError:
+            pass
+        except ValueError as error:
+            raise UsageError(f"{url} is no storage that is known here: {error}") from None
+    return url
+
+
 def open_storage(url: str) -> Storage:
     """The storage at a path or an fsspec URL; nothing is read or written yet.
 
     Raises:
         UsageError: There is no such kind of storage here, or it does not outlive a process.
     """
-    if not _URL.match(url):
+    scheme = _scheme(url)
+    if scheme is None:
         return LocalStorage(Path(url).absolute())
-    scheme = url.partition("://")[0].lower()
     if scheme == "file":
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost"):
-            raise UsageError(f"{url} names another machine; a file URL begins file:///")
-        return LocalStorage(Path(unquote(parts.path)))
-    if scheme in _UNLASTING:
-        raise UsageError(f"{url} does not outlive the process that writes to it")
+        return LocalStorage(Path(unquote(urlsplit(url).path)))
     return _open_remote(url, scheme)
 
 
-def _open_remote(url: str, scheme: str) -> Storage:
+def _scheme(url: str) -> str | None:
+    """The scheme of a URL; None: it is a path.
+
+    Raises:
+        UsageError: State cannot be kept at such a place.
+    """
+    if not _URL.match(url):
+        begun = _ONE_SLASH.match(url)
+        if begun is not None:
+            raise UsageError(f"{url} is no URL: it would begin {begun[1]}://")
+        return None
+    scheme = url.partition("://")[0].lower()
+    if scheme == "file" and urlsplit(url).netloc not in ("", "localhost"):
+        raise UsageError(f"{url} names another machine; a file URL begins file:///")
+    if scheme in _UNLASTING:
+        raise UsageError(f"{url} does not outlive the process that writes to it")
+    if scheme in _READ_ONLY:
+        raise UsageError(f"{url} can only be read")
+    return scheme
+
+
+def _fsspec(url: str) -> Any:
     try:
         import fsspec
     except ImportError:
         raise UsageError(f"{url} needs the package fsspec, which is not installed") from None
+    return fsspec
+
+
+def _open_remote(url: str, scheme: str) -> Storage:
+    fsspec = _fsspec(url)
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
