@@ -126,6 +126,11 @@ class Pool:
             assert time.monotonic() < deadline, (self.status(), told)
             time.sleep(0.02)
 
+    def goes_on(self, job: Job, slices: list[int], timeout_s: float = 120) -> None:
+        """Returns when a job has made a step on these slices from now on."""
+        since = time.time()
+        self.until(lambda: job.steps_on(slices, since), timeout_s)
+
     def close(self) -> None:
         for job in self.jobs:
             job.process.kill()
@@ -145,6 +150,7 @@ def pools(regrow, tmp_path) -> Iterator[Callable[..., Pool]]:
         pool.close()
 
 
+@pytest.mark.timeout(300)
 def test_the_life_of_a_shared_cluster(regrow, pools, one_line) -> None:
     pool = pools(3, "--spares", "1")
     for words, status, text in (
@@ -165,7 +171,7 @@ def test_the_life_of_a_shared_cluster(regrow, pools, one_line) -> None:
     # A spare takes the place of a slice that is killed.
     pool.kill_slice(first[0])
     pool.until(lambda: pool.leases("train") == [spare, first[1]])
-    pool.until(lambda: job.steps_on([0, 1], time.time()))
+    pool.goes_on(job, [0, 1])
 
     # A manager that is killed is followed by one that knows as much, and so is the job's own word.
     before = pool.told("train")["leases"]
@@ -173,7 +179,7 @@ def test_the_life_of_a_shared_cluster(regrow, pools, one_line) -> None:
     assert pool.told("train")["leases"] == before
     pool.kill_slice(first[1])
     pool.until(lambda: pool.leases("train") == [spare, first[0]])
-    pool.until(lambda: job.steps_on([0, 1], time.time()))
+    pool.goes_on(job, [0, 1])
 
     table = regrow("status", "--cluster", "pool").stdout
     assert "pool: shared, 3 slices (1 idle, 2 leased), 1 spare kept, 1 job" in table
@@ -199,7 +205,7 @@ def test_the_life_of_a_shared_cluster(regrow, pools, one_line) -> None:
     doctor = regrow("doctor", "--no-probe", "--cluster", "pool").stdout
     assert "cluster pool is shared: all 3 slices are up" in doctor
     assert "job train resumed in" in one_line(regrow("resume", "--cluster", "train"), 0)
-    pool.until(lambda: job.steps_on([0, 1], time.time()))
+    pool.goes_on(job, [0, 1])
     output = job.end()
     assert "2 slices of 1 device up in" in output
     pool.until(lambda: not pool.status()["jobs"])
@@ -235,7 +241,7 @@ def test_a_job_that_is_preempted_is_suspended_and_goes_on(pools) -> None:
     pool.until(lambda: pool.told("low").get("phase") == "suspended")
     assert len(low.steps()) == steps
     high.end()
-    pool.until(lambda: low.steps_on([0, 1], time.time()))
+    pool.goes_on(low, [0, 1])
     assert "resumed" in low.end()
 
 
@@ -260,7 +266,7 @@ def test_a_head_that_is_killed_while_suspended_ends_its_attempt(regrow, pools, o
     # An operator wants it to wait, also for its second life.
     assert pool.leases("again") == []
     assert "resumed in" in one_line(regrow("resume", "--cluster", "again"), 0)
-    pool.until(lambda: again.steps_on([0], time.time()))
+    pool.goes_on(again, [0])
     # Whoever ends the command wants no restart.
     again.process.terminate()
     assert again.process.wait(60) == 143
@@ -360,9 +366,8 @@ def test_two_jobs_one_spare_and_slices_that_fail(pools) -> None:
     assert managers
     assert guests
     for job in jobs:
-        since = time.time()
         pool.until(lambda job=job: len(pool.leases(job.name)) == 2)
-        pool.until(lambda job=job, since=since: job.steps_on([0, 1], since))
+        pool.goes_on(job, [0, 1])
     invariants.look()
     assert invariants.looks > 50
     texts = " ".join(invariants.changes)
