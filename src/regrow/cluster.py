@@ -385,15 +385,26 @@ class LocalCluster:
         return saved
 
     def resume(
-        self, slices: Sequence[int] | None = None, *, timeout_s: float = SUSPEND_DEADLINE_S
+        self,
+        slices: Sequence[int] | None = None,
+        *,
+        hosts_per_slice: int | None = None,
+        timeout_s: float = SUSPEND_DEADLINE_S,
     ) -> dict[str, Any]:
         """Brings suspended slices back; returns slices and took_s when their state is there again.
 
+        Args:
+            slices: Which; None: all that are suspended.
+            hosts_per_slice: With how many host processes each; None: as many as before. Another
+                number is for all slices of the cluster together.
+            timeout_s: How long it may take, in seconds.
+
         Raises:
-            UsageError: There is no such slice.
+            UsageError: There is no such slice, or its devices cannot be divided among so many hosts.
             ClusterError: They are not suspended, or their state cannot be read: they stay so.
         """
-        back: dict[str, Any] = self._call("resume", timeout_s=timeout_s, slices=slices)
+        params = {"slices": slices, "hosts_per_slice": hosts_per_slice}
+        back: dict[str, Any] = self._call("resume", timeout_s=timeout_s, **params)
         return back
 
     def wait_healthy(self, timeout_s: float = START_DEADLINE_S) -> None:

@@ -199,6 +199,8 @@ def test_the_life_of_a_shared_cluster(regrow, pools, one_line) -> None:
     part = regrow("suspend", "--cluster", "train", "--slice", "0")
     assert "all of it is suspended" in one_line(part, 2)
     assert "is not suspended" in one_line(regrow("resume", "--cluster", "train"), 3)
+    other = regrow("resume", "--cluster", "train", "--hosts-per-slice", "1")
+    assert "have the hosts that they are leased with" in one_line(other, 2)
     suspended = regrow("suspend", "--cluster", "train", "--all")
     assert "job train suspended after" in one_line(suspended, 0)
     assert pool.leases("train") == []

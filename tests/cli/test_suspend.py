@@ -53,6 +53,10 @@ def test_slices_leave_and_come_back(regrow, here, one_line, tmp_path, monkeypatc
     shown = here("snapshot", "show", place)
     assert "slices 0, 1 of 2" in shown.stdout
     assert "2 slices of up-1 resumed in " in one_line(here("resume"), 0)
+    here("suspend", "--all")
+    other = here("resume", "--hosts-per-slice", "2")
+    assert "of a slice (1) cannot be divided among 2 hosts" in one_line(other, 2)
+    assert "2 slices of up-1 resumed in " in one_line(here("resume", "--hosts-per-slice", "1"), 0)
     # A relative path is the user's, wherever the head was started.
     monkeypatch.chdir(tmp_path)
     assert f" at {tmp_path}/there/" in one_line(

@@ -74,11 +74,6 @@ def test_start_requested_starts_only_what_was_never_started(make: Make) -> None:
     assert world.do(StartRequested()) == []
 
 
-def test_hosts_are_numbered_over_the_cluster() -> None:
-    membership = Membership([2, 1, 3])
-    assert [list(membership.host_ids(index)) for index in range(3)] == [[0, 1], [2], [3, 4, 5]]
-
-
 def test_a_host_that_breaks_off_before_its_slice_is_up_holds_it_back(make: Make) -> None:
     world = make(2, started=False)
     world.do(StartRequested())
@@ -772,6 +767,30 @@ def test_hosts_that_do_not_leave_are_not_waited_for_long(make: Make) -> None:
     assert world.info(0).state == "suspended"
     world.wait(2.0)
     assert world.info(0).incarnation == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
+def test_a_suspended_slice_may_come_back_with_other_hosts(
+    make: Make, before: int, after: int
+) -> None:
+    world = make(before, backoff_s=0.5)
+    world.do(Suspended(0, "a notice"))
+    # Its hosts are still about to leave: the next ones are not counted yet.
+    world.do(ResumeRequested(0, after))
+    assert len(world.info(0).hosts) == before
+    for host in range(before):
+        world.exit(0, host, "exit status 0")
+    assert world.of(StartHost)[before:] == [StartHost(0, 2, host) for host in range(after)]
+    # What the others have left to say harms nobody.
+    for host in range(before):
+        assert world.do(HostDisconnected(0, 1, host, "", 0)) == []
+    with pytest.raises(UsageError, match=f"no host {after}; it has {after}"):
+        world.do(HostReady(0, 2, after))
+    world.come_up(0)
+    world.do(Resumed(0))
+    world.exit(0)
+    world.do(RestoreRequested(0))
+    assert len(world.info(0).hosts) == after
 
 
 def test_a_slice_that_is_lost_while_its_state_comes_back_is_started_again(make: Make) -> None:

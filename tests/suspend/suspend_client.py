@@ -35,6 +35,7 @@ class Job:
 
     def begin(self) -> int:
         """A new state."""
+        self.bad: Any = None
         draw = np.random.default_rng(7)
         wide = draw.standard_normal((64, 96)).astype(np.float32)
         last = jax.devices()[-1]

@@ -94,6 +94,35 @@ def test_one_after_the_other(begun: Rig, expected: list[dict[str, str]]) -> None
     check(begun, expected)
 
 
+def test_slices_come_back_with_another_number_of_hosts(
+    begun: Rig, expected: list[dict[str, str]]
+) -> None:
+    begun.cluster.suspend([1])
+    with pytest.raises(ClusterError, match="slice 0 is up: all slices come back with another"):
+        begun.cluster.resume(hosts_per_slice=2)
+    begun.cluster.suspend([0])
+    with pytest.raises(ClusterError, match="slice 1 is not to be resumed: all slices"):
+        begun.cluster.resume([0], hosts_per_slice=2)
+    with pytest.raises(UsageError, match=r"of a slice \(2\) cannot be divided among 3 hosts"):
+        begun.cluster.resume(hosts_per_slice=3)
+    assert begun.states() == ["suspended", "suspended"]
+    begun.cluster.resume()
+    for hosts in (2, 1):
+        assert "of my own" in begun.client.do("own_error")
+        begun.cluster.suspend()
+        begun.client.post("digest")
+        begun.cluster.resume(hosts_per_slice=hosts)
+        assert begun.client.answer()["value"] == expected[0]
+        assert [len(one.pids) for one in begun.cluster.slices] == [hosts, hosts]
+        assert "of my own" in begun.client.do("error")
+        assert begun.client.do("callback") == 12.0
+        # Sums over other hosts may be taken in another order: that they are taken is enough.
+        begun.client.do("steps", count=STEPS)
+        begun.client.do("begin")
+        begun.client.do("steps", count=STEPS)
+    check(begun, expected)
+
+
 def test_what_did_not_change_is_not_written_again(begun: Rig) -> None:
     begun.cluster.suspend()
     begun.cluster.resume()

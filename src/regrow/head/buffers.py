@@ -23,6 +23,8 @@ Piece: TypeAlias = "tuple[Buffer, int]"
 class Placement:
     """A sequence of devices, and the hosts and slices that they belong to.
 
+    Which hosts these are changes where slices come back with another number of them.
+
     Attributes:
         devices: Logical ids, one for each shard.
         hosts: The hosts, in the order of their first shard.
@@ -36,15 +38,19 @@ class Placement:
 
     def __init__(self, devices: tuple[int, ...], topology: Topology) -> None:
         self.devices = devices
+        self.slices = tuple(sorted({topology.slice_of(device) for device in devices}))
+        self.arrange(topology)
+
+    def arrange(self, topology: Topology) -> None:
+        """Finds the hosts."""
         self.shards: dict[int, list[int]] = {}
         local = []
-        for shard, device in enumerate(devices):
+        for shard, device in enumerate(self.devices):
             mine = self.shards.setdefault(topology.host_of(device), [])
             local.append((topology.host_of(device), len(mine)))
             mine.append(shard)
         self.local = tuple(local)
         self.hosts = tuple(self.shards)
-        self.slices = tuple(sorted({topology.slice_of(device) for device in devices}))
         self.spans = len(self.hosts) > 1
 
 
@@ -82,6 +88,12 @@ class Buffers:
                     )
             placement = self._placements[devices] = Placement(devices, self.topology)
         return placement
+
+    def regroup(self, hosts_per_slice: int) -> None:
+        """Slices have so many hosts from now on; there are none at the moment."""
+        self.topology.hosts_per_slice = hosts_per_slice
+        for placement in self._placements.values():
+            placement.arrange(self.topology)
 
     def new(self, placement: Placement) -> Buffer:
         """A new buffer on live hosts.

@@ -50,8 +50,10 @@ class Controlled(Protocol):
         """Has slices (None: all) leave with their state saved at a URL (None: the usual place)."""
         ...
 
-    async def resume(self, slices: Sequence[int] | None, timeout_s: float | None) -> dict[str, Any]:
-        """Brings suspended slices (None: all) back; returns when their state is."""
+    async def resume(
+        self, slices: Sequence[int] | None, timeout_s: float | None, hosts_per_slice: int | None
+    ) -> dict[str, Any]:
+        """Brings suspended slices (None: all) back, maybe with so many hosts each, and their state."""
         ...
 
     def suspend_job(self) -> None:
@@ -193,7 +195,10 @@ class ControlServer:
 
     def _suspend(self, method: str, params: dict[str, Any]) -> Any:
         if method == "resume":
-            return self._head.resume(_slices(params), _timeout(params))
+            hosts = params.get("hosts_per_slice")
+            if hosts is not None and type(hosts) is not int:
+                raise UsageError(f"{hosts!r} is no number of hosts")
+            return self._head.resume(_slices(params), _timeout(params), hosts)
         why = str(params.get("why") or "asked for")
         return self._head.suspend(_slices(params), why[:200], _url(params))
 

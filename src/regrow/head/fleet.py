@@ -447,6 +447,14 @@ class Fleet:
 
         await self._until(self.membership.all_up if wanted is None else up, "", timeout_s)
 
+    def regroup(self, hosts_per_slice: int) -> None:
+        """Slices have so many hosts from their next start on.
+
+        Raises:
+            ControlError: They cannot, where their hosts come from.
+        """
+        self._launcher.regroup(hosts_per_slice)
+
     # --- what leases bring ---
 
     def grant(self, index: int) -> None:

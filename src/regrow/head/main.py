@@ -304,9 +304,11 @@ class Head:
         """Whether that was asked for."""
         return self._job_ends
 
-    async def resume(self, slices: Sequence[int] | None, timeout_s: float | None) -> dict[str, Any]:
+    async def resume(
+        self, slices: Sequence[int] | None, timeout_s: float | None, hosts_per_slice: int | None
+    ) -> dict[str, Any]:
         """Brings suspended slices back."""
-        return await self._suspension.resume(slices, timeout_s)
+        return await self._suspension.resume(slices, timeout_s, hosts_per_slice)
 
     async def wait_healthy(self, timeout_s: float | None) -> None:
         """Returns when every slice is up; raises `WaitTimeout` at the deadline."""

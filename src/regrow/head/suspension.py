@@ -40,8 +40,10 @@ from regrow.head.inventory import (
     saved_shards,
 )
 from regrow.head.links import Link
+from regrow.head.regrouping import regrouped
 from regrow.head.runtime import Runtime
 from regrow.head.saving import Saving, Stored
+from regrow.head.topology import Topology
 from regrow.slices import LIVE, Event, Membership, Resumed, ResumeFailed, ResumeRequested, Suspended
 from regrow.suspend import PartEntry, Snapshots, open_storage
 from regrow.suspend.abandoned import FOLDER, job_folder
@@ -68,6 +70,10 @@ class Slices(Protocol):
 
     def dismiss(self, index: int) -> None:
         """Has the hosts of a slice end as a notice to them would have ended them."""
+        ...
+
+    def regroup(self, hosts_per_slice: int) -> None:
+        """Slices have so many hosts from now on; raises `ControlError` where they cannot."""
         ...
 
 
@@ -296,16 +302,20 @@ class Suspension:
     # --- resuming ---
 
     async def resume(
-        self, slices: Sequence[int] | None, timeout_s: float | None = None
+        self,
+        slices: Sequence[int] | None,
+        timeout_s: float | None = None,
+        hosts_per_slice: int | None = None,
     ) -> dict[str, Any]:
         """Starts suspended slices; returns when their state is back.
 
         Args:
             slices: Which; None: all that are suspended.
             timeout_s: How long it may take; None: ten minutes.
+            hosts_per_slice: With how many hosts each; None: as many as before.
 
         Raises:
-            UsageError: There is no such slice.
+            UsageError: There is no such slice, or it cannot have so many hosts.
             ControlError: Nothing is suspended, or the state cannot be read: it stays suspended.
             WaitTimeout: It takes too long, and goes on.
         """
@@ -318,6 +328,8 @@ class Suspension:
                     raise ControlError(f"slice {index} is {info.state} and not suspended")
             if not wanted:
                 raise ControlError("no slice is suspended")
+            if hosts_per_slice not in (None, self._runtime.topology.hosts_per_slice):
+                self._regroup(wanted, hosts_per_slice)
             waits = [self._ask_back(index) for index in wanted]
             reach("head-resume-asked")
         done = asyncio.gather(*(asyncio.shield(wait) for wait in waits), return_exceptions=True)
@@ -333,6 +345,29 @@ class Suspension:
                 raise outcome
         return {"slices": wanted, "took_s": time.monotonic() - began}
 
+    def _regroup(self, wanted: Sequence[int], hosts: int) -> None:
+        """Has slices come back with another number of hosts.
+
+        Raises:
+            UsageError: Their devices cannot be divided so.
+            ControlError: It is not possible here or now; nothing has changed.
+        """
+        topology, membership = self._runtime.topology, self._slices.membership
+        topology.check_hosts(hosts)
+        for index in range(len(membership)):
+            state = membership.info(index).state
+            if state != "suspended" or index not in wanted:
+                why = "is not to be resumed" if state == "suspended" else f"is {state}"
+                raise ControlError(
+                    f"slice {index} {why}: all slices come back with another number of hosts, or none"
+                )
+        inventory = Inventory(self._sessions(), self._runtime.buffers)
+        after = Topology(topology.slices, hosts, topology.devices_per_slice)
+        stored = regrouped(self.stored, inventory.buffers.values(), after)
+        self._slices.regroup(hosts)
+        self._runtime.buffers.regroup(hosts)
+        self.stored = stored
+
     def _ask_back(self, index: int) -> asyncio.Future[None]:
         wait = self._awaited.get(index)
         if wait is None:
@@ -340,7 +375,8 @@ class Suspension:
             # An error that nobody waits for any longer has been logged.
             wait.add_done_callback(lambda done: done.cancelled() or done.exception())
         if self._slices.membership.info(index).state == "suspended":
-            self._slices.handle(ResumeRequested(index))
+            hosts = self._runtime.topology.hosts_per_slice
+            self._slices.handle(ResumeRequested(index, hosts))
         return wait
 
     def slice_up(self, index: int, links: Sequence[Link]) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
+from regrow.errors import UsageError
+
 MEMORY_KINDS: Final = ("device", "pinned_host", "unpinned_host")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Topology:
-    """Slices of equal size, each with hosts of equal size, devices numbered through."""
+    """Slices of equal size, each with hosts of equal size, devices numbered through.
+
+    There is one of it in a head. How many hosts a slice has may change while no slice has any.
+    """
 
     slices: int
     hosts_per_slice: int
@@ -31,6 +36,18 @@ class Topology:
     def devices_per_host(self) -> int:
         """How many devices a host has."""
         return self.devices_per_slice // self.hosts_per_slice
+
+    def check_hosts(self, hosts_per_slice: int) -> None:
+        """Checks that slices can have so many hosts.
+
+        Raises:
+            UsageError: They cannot.
+        """
+        if hosts_per_slice < 1 or self.devices_per_slice % hosts_per_slice:
+            raise UsageError(
+                f"the devices of a slice ({self.devices_per_slice}) cannot be divided among "
+                f"{hosts_per_slice} hosts"
+            )
 
     def slice_of(self, device: int) -> int:
         """The slice of a device."""

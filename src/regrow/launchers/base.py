@@ -96,6 +96,14 @@ class Launcher(Protocol):
         """
         ...
 
+    def regroup(self, hosts_per_slice: int) -> None:
+        """Slices have so many hosts from their next start on.
+
+        Raises:
+            ControlError: The hosts of a slice are given here, and no other number of them.
+        """
+        ...
+
     async def close(self) -> None:
         """Ends every process that it has started, and what it needs itself."""
         ...

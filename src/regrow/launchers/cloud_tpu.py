@@ -25,7 +25,7 @@ from regrow.cloud.names import Place
 from regrow.cloud.remote.sessions import LOST_STATUS, LocalShell, Session
 from regrow.cloud.remote.targets import Host, hosts_of_queued
 from regrow.config import TpuConfig
-from regrow.errors import LaunchError, RegrowError, UnsupportedError
+from regrow.errors import ControlError, LaunchError, RegrowError, UnsupportedError
 from regrow.launchers.base import HostSpec
 from regrow.launchers.local import WORKER_ENTRY, LocalLauncher, LocalProcess, worker_environ
 from regrow.launchers.logs import HostLog
@@ -243,6 +243,14 @@ class CloudTpuLauncher:
     ) -> LocalProcess:
         """Starts a process that is no host, on this machine (see `LocalLauncher`)."""
         return await self._local.start_entry(entry, spec, label, name)
+
+    def regroup(self, hosts_per_slice: int) -> None:
+        """Refuses.
+
+        Raises:
+            ControlError: Always.
+        """
+        raise ControlError("slices of queued resources have the hosts of their TPUs")
 
     async def close(self) -> None:
         """Ends every process that was started; the slices stay."""

@@ -162,6 +162,13 @@ class JoinedLauncher:
         """
         return await self._local.start_entry(entry, spec, label, name)
 
+    def regroup(self, hosts_per_slice: int) -> None:
+        """Other hosts may join from now on, and are waited for when they are to be started."""
+        slices = {index for index, _ in self._slots}
+        self._slots = frozenset(
+            (index, host) for index in slices for host in range(hosts_per_slice)
+        )
+
     async def close(self) -> None:
         """Ends every process that was started, and lets the hosts go."""
         if self._server is not None:

@@ -192,6 +192,14 @@ class LeasedLauncher:
         for process in running.values():
             process.ended("the process that runs the machines is gone")
 
+    def regroup(self, hosts_per_slice: int) -> None:
+        """Refuses: a lease is for a slice as it is.
+
+        Raises:
+            ControlError: Always.
+        """
+        raise ControlError("slices of a shared cluster have the hosts that they are leased with")
+
     async def close(self) -> None:
         """Ends every process that was started."""
         if self._machines is None:

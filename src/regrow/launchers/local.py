@@ -263,6 +263,9 @@ class LocalLauncher:
         if self._running or self._groups:
             self._schedule()
 
+    def regroup(self, hosts_per_slice: int) -> None:
+        """Does nothing: hosts are processes, and any number of them is as good."""
+
     async def close(self) -> None:
         """Ends every process that was started, and the template."""
         if self._timer is not None:

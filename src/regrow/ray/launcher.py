@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from regrow.config import RayConfig
-from regrow.errors import LaunchError
+from regrow.errors import ControlError, LaunchError
 from regrow.launchers.base import HostSpec
 from regrow.launchers.local import (
     WORKER_ENTRY,
@@ -269,6 +269,14 @@ class RayLauncher:
     ) -> LocalProcess:
         """Starts a process that is no host, on this machine (see `LocalLauncher`)."""
         return await self._local.start_entry(entry, spec, label, name)
+
+    def regroup(self, hosts_per_slice: int) -> None:
+        """Refuses.
+
+        Raises:
+            ControlError: Always.
+        """
+        raise ControlError("slices of a Ray cluster have the hosts of their placement groups")
 
     async def close(self) -> None:
         """Ends every process that was started; the places are given back."""

@@ -49,6 +49,7 @@ class SliceMachine:
     """One slice. `Membership` feeds it and adds what concerns all slices together."""
 
     __slots__ = (
+        "_count",
         "_fence_by",
         "_policy",
         "_stale",
@@ -75,6 +76,7 @@ class SliceMachine:
         self.state: SliceState = "down"
         self.during: Progressed | None = None
         self.hosts = [HostRecord(host) for host in range(hosts)]
+        self._count = hosts
         self.ever_up = False
         self.fenced = True
         self.losses: dict[int, Loss] = {}
@@ -333,9 +335,10 @@ class SliceMachine:
         # The hosts of an incarnation that was lost meanwhile are being ended already.
         return [Leave(self.index, self.incarnation)] if held and not self.fenced else []
 
-    def resume(self, now: float) -> None:
-        """Has a suspended slice start now, or when its hosts have left."""
-        self._tell(now, "resume was asked for")
+    def resume(self, hosts: int | None, now: float) -> None:
+        """Has a suspended slice start now, or when its hosts have left; with `hosts`, if not None."""
+        self._tell(now, "resume was asked for" + ("" if hosts is None else f" on {hosts} hosts"))
+        self._count = self._count if hosts is None else hosts
         self.restore_at = now
 
     def resumed(self, now: float) -> None:
@@ -355,7 +358,7 @@ class SliceMachine:
         self._move("starting")
         self.fenced = False
         self.incarnation += 1
-        self.hosts = [HostRecord(host.index) for host in self.hosts]
+        self.hosts = [HostRecord(host) for host in range(self._count)]
         self.started_at = now
         self.restore_at = None
         self.stopped = False

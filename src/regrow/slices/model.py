@@ -253,9 +253,10 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequested:
-    """A suspended slice is wanted again."""
+    """A suspended slice is wanted again, with so many hosts; None: as many as it had."""
 
     index: int
+    hosts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

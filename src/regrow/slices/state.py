@@ -18,7 +18,6 @@ Promises, each of them a test:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import Final, final
 
 from regrow.errors import UsageError
@@ -74,7 +73,6 @@ class Membership:
             raise UsageError("a cluster needs at least one slice, and a slice at least one host")
         self.policy: Final = policy or Policy()
         self.ended: str | None = None
-        self._first_host: Final = tuple(accumulate(hosts, initial=0))
         self._slices: Final = tuple(
             SliceMachine(index, count, self.policy) for index, count in enumerate(hosts)
         )
@@ -149,11 +147,6 @@ class Membership:
         """Whether every slice takes work."""
         return all(machine.state in LIVE for machine in self._slices)
 
-    def host_ids(self, index: int) -> range:
-        """The cluster-wide numbers of a slice's hosts, as epochs count them."""
-        self._machine(index)
-        return range(self._first_host[index], self._first_host[index + 1])
-
     def story(self, index: int) -> tuple[StoryLine, ...]:
         """What happened to a slice."""
         return self._machine(index).story.lines
@@ -222,8 +215,10 @@ class Membership:
         return self._slices[index]
 
     def _check_host(self, event: HostEvent) -> None:
-        hosts = len(self._slices[event.index].hosts)
-        if not 0 <= event.host < hosts:
+        machine = self._slices[event.index]
+        hosts = len(machine.hosts)
+        # An incarnation that is over may have had more.
+        if event.host < 0 or (event.host >= hosts and event.incarnation >= machine.incarnation):
             raise UsageError(f"slice {event.index} has no host {event.host}; it has {hosts}")
 
     def _start_all(self, now: float) -> tuple[Action, ...]:
@@ -250,7 +245,7 @@ class Membership:
                 machine.restore(now)
                 return []
             case ResumeRequested():
-                machine.resume(now)
+                machine.resume(event.hosts, now)
                 return []
 
     def _settle(
