@@ -1,8 +1,9 @@
 """A job that bears the loss of slices: each step sums over all devices that are there now.
 
-    shared_job.py LOG END
+    shared_job.py LOG END [stateful]
 
-Appends a JSON line to the file LOG for each step, until the file END is there.
+Appends a JSON line to the file LOG for each step, until the file END is there. With `stateful` hosts
+hold what nobody can save, so that it cannot be suspended.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-LOG, END = map(Path, sys.argv[1:])
+LOG, END = map(Path, sys.argv[1:3])
 
 
 def slices() -> dict[int, list[jax.Device]]:
@@ -52,7 +53,18 @@ def step() -> list[int]:
     return sorted(there)
 
 
+def hold_state() -> None:
+    """Has a host run Python of ours."""
+    from jax.experimental import colocated_python
+
+    ours = colocated_python.colocated_python(lambda x: x + 1)
+    (cpu,) = colocated_python.colocated_cpu_devices(jax.devices()[:1])
+    assert int(ours(jax.device_put(np.int32(1), cpu))) == 2
+
+
 def main() -> None:
+    if "stateful" in sys.argv:
+        hold_state()
     with LOG.open("a", buffering=1) as log:
         while not END.exists():
             try:
