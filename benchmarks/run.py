@@ -1,7 +1,7 @@
 """Runs the benchmarks and prints their tables.
 
     python benchmarks/run.py [dispatch] [train] [recovery] [start] [scaling] [first_step] [faults]
-        [snapshots] [cycles] [hotswap] [ray] [--rounds N] [--quick]
+        [snapshots] [cycles] [hotswap] [hotswap_load] [ray] [--rounds N] [--quick]
 
 Every figure is compared with plain JAX in the same run, the two taking turns, so that a busy machine
 disturbs both alike; quote the ratios. Nothing is asserted.
@@ -287,6 +287,27 @@ def cycles(rounds: int, quick: bool) -> None:
     say(harness.table(["process", *(name.replace("_mb", " (MB)") for name in names)], rows))
 
 
+def hotswap_load(rounds: int, quick: bool) -> None:
+    """A snapshot is loaded after a spare has taken a place, and where every replica is there."""
+    megabytes = 96 if quick else 384
+    program = str(harness.PROGRAMS / "hotswap_load.py")
+    with tempfile.TemporaryDirectory() as home:
+        env = harness.clean_environ(REGROW_HOME=home)
+        _regrow(env, "up", "--detach", "--name", "pool", "--slices", "3", "--spares", "1")
+        try:
+            job = ("--slices", "2", "--num_elastic_instances", "1", program)
+            told = _regrow(
+                env, "run", "--cluster", "pool", *job, str(2 * rounds + 1), str(megabytes)
+            )
+        finally:
+            _regrow(env, "down", "--cluster", "pool")
+    figures = json.loads(told.strip().splitlines()[-1])
+    say(f"\n### A load of {megabytes} MB a slice after a hot-swap (s)\n")
+    rows = [[how, *(f"{value:.2f}" for value in values)] for how, values in figures.items()]
+    header = ["", "load", "all until the first step", "processor time of load and step"]
+    say(harness.table(header, rows))
+
+
 def hotswap(rounds: int, quick: bool) -> None:
     """A slice of two is killed, and a spare takes its place; or it is relaunched, where there is none."""
     program = str(harness.PROGRAMS / "hotswap.py")
@@ -345,6 +366,7 @@ BENCHMARKS: dict[str, Callable[[int, bool], None]] = {
     "snapshots": snapshots,
     "cycles": cycles,
     "hotswap": hotswap,
+    "hotswap_load": hotswap_load,
     "ray": ray,
 }
 

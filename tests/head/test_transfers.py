@@ -395,6 +395,28 @@ def test_a_move_within_a_host_is_a_copy_and_across_hosts_a_promise() -> None:
     run(main)
 
 
+def test_what_a_new_tiling_leaves_on_its_host_is_copied_there() -> None:
+    """As a snapshot is loaded: from the slice that has it onto that one and another."""
+
+    async def main(world: World) -> None:
+        whole = np.arange(1 << 16, dtype=np.float32).reshape(4, -1)
+        array = put(world, whole, tiled((0, 1), (1, 2), "pinned_host"))
+        target = tiled((0, 2, 1, 3), (1, 2), "pinned_host")
+        moved = world.runtime.transfers.move(array, target)
+        await world.settle()
+        (copy,) = world.sent(0, c.Copy)
+        assert copy.sources == ((array.whole().aid, 0), (array.whole().aid, 1))
+        assert copy.devices == (0, 1)
+        assert not world.sent(0, c.Expect)
+        (expect,) = world.sent(1, c.Expect)
+        assert expect.devices == (2, 3)
+        check(await shards_of(world, moved), whole, target)
+        del array, moved
+        await world.check_nothing_left()
+
+    run(main)
+
+
 def test_a_move_to_a_slice_that_is_not_there() -> None:
     async def main(world: World) -> None:
         array = put(world, np.zeros(4, np.float32), one(0))

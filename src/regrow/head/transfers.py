@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -259,7 +259,7 @@ class Transfers:
 
     def _copy_locally(
         self,
-        pieces: Sequence[Piece],
+        pieces: Mapping[int, Piece] | Sequence[Piece],
         sharding: Sharding,
         local: dict[int, list[int]],
         moved: list[Piece | None],
@@ -325,27 +325,53 @@ class Transfers:
 
     def _reshard(self, array: Array, sharding: Sharding) -> list[Piece]:
         topology = self._buffers.topology
-        plan = overlaps(
-            array.sharding,
-            sharding,
-            array.shape,
-            lambda one, other: topology.host_of(one) == topology.host_of(other),
-        )
-        by_target: dict[int, list[Any]] = {}
-        for piece in plan:
-            by_target.setdefault(piece.dst_shard, []).append(piece)
-        dtype = numpy_dtype(array.kind)
-        target = self._expect(array.kind, sharding.devices, sharding.memory_kind or "device")
+
+        def same_host(one: int, other: int) -> bool:
+            return topology.host_of(one) == topology.host_of(other)
+
+        plan: dict[int, list[Any]] = {shard: [] for shard in range(len(sharding.devices))}
+        for piece in overlaps(array.sharding, sharding, array.shape, same_host):
+            plan[piece.dst_shard].append(piece)
         pieces = array.pieces()
         regions = sharding.indices(array.shape)
         sources = array.sharding.indices(array.shape)
-        for shard, region in enumerate(regions):
-            parts = [
+        whole: dict[int, Piece] = {}
+        local: dict[int, list[int]] = {}
+        for shard, device in enumerate(sharding.devices):
+            source = _whole_source(plan[shard], regions[shard], sources)
+            if source is not None and same_host(array.sharding.devices[source], device):
+                whole[shard] = pieces[source]
+                local.setdefault(topology.host_of(device), []).append(shard)
+        moved: list[Piece | None] = [None] * len(plan)
+        self._copy_locally(whole, sharding, local, moved)
+        parts = {
+            shard: [
                 (pieces[p.src_shard], relative(p.region, sources[p.src_shard]), p.region)
-                for p in by_target.get(shard, ())
+                for p in plan[shard]
             ]
-            self._collect(parts, region, dtype, (target, shard))
-        return [(target, shard) for shard in range(len(sharding.devices))]
+            for shard in plan
+            if shard not in whole
+        }
+        self._collect_all(array.kind, parts, sharding, regions, moved)
+        return [piece for piece in moved if piece is not None]
+
+    def _collect_all(
+        self,
+        kind: int,
+        parts: dict[int, list[Any]],
+        sharding: Sharding,
+        regions: Sequence[Any],
+        moved: list[Piece | None],
+    ) -> None:
+        """Collects shards of a new tiling from parts of old ones."""
+        dtype = numpy_dtype(kind)
+        if not parts:
+            return
+        devices = [sharding.devices[shard] for shard in parts]
+        target = self._expect(kind, devices, sharding.memory_kind or "device")
+        for number, (shard, of_shard) in enumerate(parts.items()):
+            moved[shard] = (target, number)
+            self._collect(of_shard, regions[shard], dtype, (target, number))
 
     def _collect(self, parts: list[Any], region: Any, dtype: Any, target: Piece) -> None:
         """Collects one shard of a new tiling from parts of old shards, then sends it."""
@@ -391,6 +417,14 @@ class Transfers:
                 region=wanted,
             )
             link.ask(question, self._judged(waiter))
+
+
+def _whole_source(plan: Sequence[Any], region: Any, sources: Sequence[Any]) -> int | None:
+    """The source shard that a shard is a copy of; None: it is made otherwise."""
+    if len(plan) != 1:
+        return None
+    source: int = plan[0].src_shard
+    return source if plan[0].region == region == sources[source] else None
 
 
 def _ready(rid: int, *, aids: Sequence[int]) -> Ready:
