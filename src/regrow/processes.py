@@ -196,6 +196,13 @@ def describe_exit(code: int, status: int) -> str:
     return f"{name} (signal {status})"
 
 
+def has_ended(pidfd: int) -> bool:
+    """Whether a process has, whosever child it is."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
 @final
 class Child:
     """A child of this process, watched through a file descriptor of its own.
@@ -224,7 +231,7 @@ class Child:
             info = os.waitid(os.P_PIDFD, self.fd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
             # Somebody else reaped it (a user's SIGCHLD handler, say).
-            if not self._ended():
+            if not has_ended(self.fd):
                 return None
             self.cause, self.status = "an exit status that was lost", 1
         else:
@@ -235,11 +242,6 @@ class Child:
             self.status = info.si_status if exited else 128 + info.si_status
         os.close(self.fd)
         return self.cause
-
-    def _ended(self) -> bool:
-        poller = select.poll()
-        poller.register(self.fd, select.POLLIN)
-        return bool(poller.poll(0))
 
     def wait(self, timeout_s: float) -> str | None:
         """Waits until the child has ended; returns how, or None after the deadline."""

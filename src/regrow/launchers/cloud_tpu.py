@@ -10,12 +10,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
 import shlex
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, final
 from urllib.parse import urlsplit
@@ -27,6 +26,7 @@ from regrow.cloud.remote.targets import Host, hosts_of_queued
 from regrow.config import TpuConfig
 from regrow.errors import ControlError, LaunchError, RegrowError, UnsupportedError
 from regrow.launchers.base import HostSpec
+from regrow.launchers.handles import PidfdHandle
 from regrow.launchers.local import WORKER_ENTRY, LocalLauncher, LocalProcess, worker_environ
 from regrow.launchers.logs import HostLog
 from regrow.launchers.template import pack, unpack
@@ -42,75 +42,20 @@ _END_DEADLINE_S: Final = 5.0
 
 
 @final
-class CloudProcess:
-    """A worker on a host of a slice (see `base.Process`).
-
-    It is the child of the host's agent, which tells how it ended.
-    """
+class CloudProcess(PidfdHandle):
+    """A worker on a host of a slice, the child of the host's agent, which tells how it ended."""
 
     def __init__(
         self, pid: int, session: Session, host: Host, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._pid = pid
-        self._pidfd = os.pidfd_open(pid)
+        super().__init__(pid, loop)
         self._session = session
         self._host = host
-        self._loop = loop
-        self._cause: str | None = None
-        self._callbacks: list[Callable[[str], None]] = []
         loop.add_reader(session.fileno(), self._ended)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._pid
-
-    @property
-    def cause(self) -> str | None:
-        """How it ended; None while it runs."""
-        return self._cause
-
-    def kill(self) -> None:
-        """Ends it and the processes of its group."""
-        self._send_group(signal.SIGKILL)
-
-    def send(self, signum: signal.Signals) -> None:
-        """Sends it, and nothing that it has started, a signal."""
-        if self._cause is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signum)
-
-    def stop(self) -> None:
-        """Stops it and the processes of its group."""
-        self._send_group(signal.SIGSTOP)
-
-    def cont(self) -> None:
-        """Lets it and the processes of its group go on."""
-        self._send_group(signal.SIGCONT)
-
-    def on_exit(self, callback: Callable[[str], None]) -> None:
-        """Has the loop call `callback` with the cause once it has ended."""
-        if self._cause is None:
-            self._callbacks.append(callback)
-        else:
-            self._loop.call_soon(callback, self._cause)
-
-    def _send_group(self, signum: signal.Signals) -> None:
-        if self._cause is not None or _is_over(self._pidfd):
-            return
-        self.send(signum)
-        # Its number is that of its group as long as it lives.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signum)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._session.fileno())
-        status = self._session.finish()
-        os.close(self._pidfd)
-        self._cause = _describe(status, self._host)
-        for callback in self._callbacks:
-            self._loop.call_soon(callback, self._cause)
-        self._callbacks.clear()
+        self._is_over(_describe(self._session.finish(), self._host))
 
 
 def _describe(status: int | None, host: Host) -> str:
@@ -122,12 +67,6 @@ def _describe(status: int | None, host: Host) -> str:
             number = signal.Signals(status - 128)
             return f"{number.name} (signal {number.value}) {where}"
     return f"exit status {status} {where}"
-
-
-def _is_over(descriptor: int) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(0))
 
 
 @final

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from regrow.control_aio import LineClient
 from regrow.errors import ControlError, LaunchError, NoClusterError, RegrowError
 from regrow.launchers.base import HostSpec
+from regrow.launchers.handles import ProcessHandle
 
 logger = logging.getLogger(__name__)
 
@@ -49,56 +50,26 @@ def unpack_spec(packed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @final
-class RemoteProcess:
-    """A process that the machines run for us (see `base.Process`)."""
+class RemoteProcess(ProcessHandle):
+    """A process that the machines run for us, and signal with its group where that is to be."""
 
     def __init__(self, number: int, pid: int, machines: LineClient) -> None:
+        super().__init__(pid, asyncio.get_running_loop())
         self.number = number
-        self._pid = pid
         self._machines = machines
-        self._cause: str | None = None
-        self._callbacks: list[Callable[[str], None]] = []
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._pid
-
-    @property
-    def cause(self) -> str | None:
-        """How it ended; None while it runs."""
-        return self._cause
-
-    def kill(self) -> None:
-        """Ends it and the processes of its group."""
-        self.send(signal.SIGKILL)
-
-    def stop(self) -> None:
-        """Stops it and the processes of its group."""
-        self.send(signal.SIGSTOP)
-
-    def cont(self) -> None:
-        """Lets it and the processes of its group go on."""
-        self.send(signal.SIGCONT)
 
     def send(self, signum: signal.Signals) -> None:
         """Sends it a signal."""
         if self._cause is None:
             self._machines.send("signal", number=self.number, signal=int(signum))
 
-    def on_exit(self, callback: Callable[[str], None]) -> None:
-        """Has the loop call `callback` with the cause once it has ended."""
-        if self._cause is None:
-            self._callbacks.append(callback)
-        else:
-            asyncio.get_running_loop().call_soon(callback, self._cause)
+    def _send_group(self, signum: signal.Signals) -> None:
+        self.send(signum)
 
     def ended(self, cause: str) -> None:
         """Takes the news of its end."""
         if self._cause is None:
-            self._cause = cause
-            for callback in self._callbacks:
-                asyncio.get_running_loop().call_soon(callback, cause)
+            self._is_over(cause)
 
 
 @final

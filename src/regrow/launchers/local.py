@@ -7,13 +7,14 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
 from regrow.errors import LaunchError
 from regrow.launchers.base import HostSpec
 from regrow.launchers.forks import ForkServer
+from regrow.launchers.handles import ProcessHandle
 from regrow.launchers.logs import HostLog
 from regrow.processes import Child, become_subreaper
 
@@ -57,60 +58,30 @@ def worker_environ(base: Mapping[str, str], *, log_level: int = 3) -> dict[str, 
 
 
 @final
-class LocalProcess:
-    """A process that the template forked for us (see `base.Process`)."""
+class LocalProcess(ProcessHandle):
+    """A process that the template forked for us."""
 
     def __init__(self, pid: int, log: HostLog, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(pid, loop)
         self._child = Child(pid)
         self._log = log
-        self._loop = loop
-        self._callbacks: list[Callable[[str], None]] = []
         loop.add_reader(self._child.fd, self._ended)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._child.pid
-
-    @property
-    def cause(self) -> str | None:
-        """How it ended; None while it runs."""
-        return self._child.cause
 
     @property
     def log(self) -> Path:
         """The file that it writes its output to."""
         return self._log.path
 
-    def kill(self) -> None:
-        """Ends it and the processes of its group."""
-        self._send(signal.SIGKILL)
-
     def send(self, signum: signal.Signals) -> None:
         """Sends it, and nothing that it has started, a signal."""
         self._child.send(signum)
 
-    def stop(self) -> None:
-        """Stops it and the processes of its group."""
-        self._send(signal.SIGSTOP)
-
-    def cont(self) -> None:
-        """Lets it and the processes of its group go on."""
-        self._send(signal.SIGCONT)
-
     def obey(self, signum: signal.Signals) -> None:
         """Sends it a signal; what is to end, stop or continue it goes to its group as well."""
         if signum in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
-            self._send(signum)
+            self._send_group(signum)
         else:
             self.send(signum)
-
-    def on_exit(self, callback: Callable[[str], None]) -> None:
-        """Has the loop call `callback` with the cause once it has ended."""
-        if self.cause is None:
-            self._callbacks.append(callback)
-        else:
-            self._loop.call_soon(callback, self.cause)
 
     def bound_log(self) -> None:
         """Keeps its log from growing without end."""
@@ -118,30 +89,28 @@ class LocalProcess:
 
     def abandon(self) -> None:
         """Stops watching it."""
-        if self.cause is None:
+        if self._cause is None:
             self._loop.remove_reader(self._child.fd)
 
-    def _send(self, signum: signal.Signals) -> None:
-        if self.cause is None:
+    def _send_group(self, signum: signal.Signals) -> None:
+        if self._cause is None:
             # First the process itself: until it has made a group of its own there is no group.
             self._child.send(signum)
-            self._send_group(signum)
+            self._to_group(signum)
 
-    def _send_group(self, signum: signal.Signals) -> None:
+    def _to_group(self, signum: signal.Signals) -> None:
         # Its number is its own, and so is that of its group, until it has been reaped.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signum)
+            os.killpg(self._pid, signum)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._child.fd)
-        self._send_group(signal.SIGKILL)
+        self._to_group(signal.SIGKILL)
         cause = self._child.poll()
         if cause is None:  # A debugger that watches it hears of its end first.
             self._loop.call_later(_WATCHED_S, self._ended)
             return
-        for callback in self._callbacks:
-            self._loop.call_soon(callback, cause)
-        self._callbacks.clear()
+        self._is_over(cause)
 
 
 @final

@@ -8,10 +8,9 @@ import itertools
 import json
 import logging
 import os
-import select
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -19,6 +18,7 @@ from typing import Any, Final, final
 from regrow.config import RayConfig
 from regrow.errors import ControlError, LaunchError
 from regrow.launchers.base import HostSpec
+from regrow.launchers.handles import PidfdHandle
 from regrow.launchers.local import (
     WORKER_ENTRY,
     LocalLauncher,
@@ -47,58 +47,20 @@ _BACKOFF_S: Final = (0.2, 1.0, 5.0)
 
 
 @final
-class RayProcess:
-    """A worker that an actor has started on this machine (see `base.Process`).
-
-    It is not our child: its end is seen through a pidfd, and how it ended is told by its actor.
-    """
+class RayProcess(PidfdHandle):
+    """A worker that an actor has started on this machine, and tells how it ended."""
 
     def __init__(self, pid: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._pid = pid
-        self._fd = os.pidfd_open(pid)
-        self._loop = loop
-        self._cause: str | None = None
+        super().__init__(pid, loop)
         self._told: str | None = None
         self._killed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._callbacks: list[Callable[[str], None]] = []
-        loop.add_reader(self._fd, self._ended)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._pid
-
-    @property
-    def cause(self) -> str | None:
-        """How it ended; None while it runs."""
-        return self._cause
+        loop.add_reader(self.fd, self._ended)
 
     def kill(self) -> None:
         """Ends it and the processes of its group."""
         self._killed = True
-        self._send_group(signal.SIGKILL)
-
-    def send(self, signum: signal.Signals) -> None:
-        """Sends it, and nothing that it has started, a signal."""
-        if self._cause is None and not _is_over(self._fd):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._fd, signum)
-
-    def stop(self) -> None:
-        """Stops it and the processes of its group."""
-        self._send_group(signal.SIGSTOP)
-
-    def cont(self) -> None:
-        """Lets it and the processes of its group go on."""
-        self._send_group(signal.SIGCONT)
-
-    def on_exit(self, callback: Callable[[str], None]) -> None:
-        """Has the loop call `callback` with the cause once it has ended."""
-        if self._cause is None:
-            self._callbacks.append(callback)
-        else:
-            self._loop.call_soon(callback, self._cause)
+        super().kill()
 
     def told(self, cause: str) -> None:
         """Takes from its actor how it ended."""
@@ -107,16 +69,8 @@ class RayProcess:
             self._timer.cancel()
             self._finish()
 
-    def _send_group(self, signum: signal.Signals) -> None:
-        if self._cause is not None or _is_over(self._fd):
-            return
-        self.send(signum)
-        # Its number is that of its group as long as it lives.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signum)
-
     def _ended(self) -> None:
-        self._loop.remove_reader(self._fd)
+        self._loop.remove_reader(self.fd)
         if self._told is None:
             self._timer = self._loop.call_later(_CAUSE_S, self._finish)
         else:
@@ -124,18 +78,8 @@ class RayProcess:
 
     def _finish(self) -> None:
         self._timer = None
-        os.close(self._fd)
         unknown = _KILLED if self._killed else "it has ended, and its Ray node tells no more"
-        self._cause = self._told or unknown
-        for callback in self._callbacks:
-            self._loop.call_soon(callback, self._cause)
-        self._callbacks.clear()
-
-
-def _is_over(descriptor: int) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(0))
+        self._is_over(self._told or unknown)
 
 
 @final
