@@ -35,7 +35,7 @@ class Capture:
         paths: Where each array is in the state.
         places: The number of each array among the arrays of the state.
         copies: The arrays in host memory, on the whole mesh.
-        hashes: Those of the copies, see `digest`.
+        hashes: Those of the arrays, see `digest`.
     """
 
     axis: str
