@@ -40,6 +40,15 @@ def test_a_loss_is_a_restart_and_a_return_an_offer():
     assert schedule_of(committed, ALL) == Plan(EVERYONE, changes)
 
 
+def test_how_long_the_snapshot_had_to_get_ready():
+    first = [step(number, at=10.0 + number) for number in range(5)]
+    again = [step(number, FEWER, at=20.0 + number) for number in range(2, 4)]
+    once_more = [step(number, FEWER, at=30.0 + number) for number in range(2, 6)]
+    committed = run(*first, *again, *once_more)
+    assert [one.behind_s for one in committed.rollbacks] == [3.0, 12.0]
+    assert schedule_of(committed, ALL).changes == (Change(1, OTHERS, "restart", 3.0),)
+
+
 def test_a_return_that_goes_back_to_a_snapshot_is_a_restart():
     committed = run(*steps(0, 6, FEWER), *steps(5, 9))
     assert schedule_of(committed, ALL) == Plan(OTHERS, (Change(4, EVERYONE, "restart"),))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import jax
 import pytest
 
+from regrow.elastic import planned
 from regrow.elastic.planned import Change, Follower, Plan, PlanMachine
 from regrow.errors import UsageError
 
@@ -53,6 +55,17 @@ def test_a_restart_is_the_error_of_a_lost_slice():
         follower.before_record(5, ALL)
     assert follower.answer(ALL) == {0, 2}
     assert follower.answer(frozenset({1, 2})) == {2}
+
+
+@pytest.mark.parametrize(("patient", "waits"), [(True, [3.0]), (False, [0.0])])
+def test_a_second_try_leaves_the_snapshot_more_time(patient, waits, monkeypatch):
+    slept: list[float] = []
+    monkeypatch.setattr(planned.time, "sleep", slept.append)
+    plan = Plan(ALL, (replace(SHRINK, behind_s=1.5),), patient)
+    follower = Follower(Plan.from_json(plan.to_json()))
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        follower.before_record(5, ALL)
+    assert slept == waits
 
 
 def test_an_offer_waits_until_it_has_been_seen():

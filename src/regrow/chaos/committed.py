@@ -23,10 +23,12 @@ class Rollback:
     Attributes:
         at: The last step that had been recorded.
         to: The step that came next.
+        behind_s: The time from the record of the step before that one to the last record.
     """
 
     at: int
     to: int
+    behind_s: float = 0.0
 
 
 @final
@@ -51,9 +53,11 @@ class Committed:
         rollbacks = []
         for record in records:
             if steps and record.step <= steps[-1].step:
-                rollbacks.append(Rollback(steps[-1].step, record.step))
+                last = steps[-1]
                 while steps and steps[-1].step >= record.step:
                     steps.pop()
+                behind_s = max(0.0, last.at - steps[-1].at) if steps else 0.0
+                rollbacks.append(Rollback(last.step, record.step, behind_s))
             steps.append(record)
         return cls(tuple(steps), tuple(rollbacks), len(records))
 
@@ -80,12 +84,15 @@ def schedule_of(run: Committed, everyone: Iterable[int]) -> Plan | None:
     known = [one for one in slices if one is not None]
     if len(known) < len(slices):
         return None
-    went_back_to = {rollback.to for rollback in run.rollbacks}
+    went_back_to: dict[int, float] = {}
+    for back in run.rollbacks:
+        went_back_to.setdefault(back.to, back.behind_s)  # From then on its snapshot was there.
     changes = tuple(
         Change(
             before.step,
             new,
             "offer" if former < new and after.step not in went_back_to else "restart",
+            went_back_to.get(after.step, 0.0),
         )
         for before, after, former, new in zip(
             run.steps, run.steps[1:], known, known[1:], strict=False

@@ -6,6 +6,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,7 +145,7 @@ def _reference(runs: ProofRuns, run: Done, plan: Plan) -> Committed:
     """The run on the same slices. It depends on which snapshot was ready when, so there are two tries."""
     reference = runs.run("reference", plan=plan).committed
     if beside_reference(run.committed, reference).outcome == NOTHING:
-        reference = runs.run("reference", plan=plan).committed
+        reference = runs.run("reference", plan=replace(plan, patient=True)).committed
     return reference
 
 

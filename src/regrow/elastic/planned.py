@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Set
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -35,6 +36,7 @@ PLAN_VARIABLE: Final = "REGROW_PLANNED_SLICES"
 """The plan that the managers of a process follow, as `Plan.to_json` writes it."""
 
 _SEEN_DEADLINE_S: Final = 60.0
+_PATIENCE: Final = 2.0
 _logger = logging.getLogger(__name__)
 
 How: TypeAlias = Literal["restart", "offer"]
@@ -50,11 +52,14 @@ class Change:
         slices: The slices from then on.
         how: "restart": the program goes back to its snapshot of that step. "offer": it goes on, and
             takes in what it is offered.
+        behind_s: For how long it had gone on behind that step before it went back: so long its
+            snapshot had to get ready.
     """
 
     after: int
     slices: frozenset[int]
     how: How
+    behind_s: float = 0.0
 
 
 @final
@@ -65,15 +70,18 @@ class Plan:
     Attributes:
         first: The slices at the start.
         changes: What changes, in order of steps.
+        patient: Whether a restart waits until the snapshot has had more time than it had.
     """
 
     first: frozenset[int]
     changes: tuple[Change, ...] = ()
+    patient: bool = False
 
     def to_json(self) -> str:
         """The text that `from_json` reads."""
         changes = [asdict(change) | {"slices": sorted(change.slices)} for change in self.changes]
-        return json.dumps({"first": sorted(self.first), "changes": changes})
+        told = {"first": sorted(self.first), "changes": changes, "patient": self.patient}
+        return json.dumps(told)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -85,10 +93,10 @@ class Plan:
         try:
             told = json.loads(text)
             changes = tuple(
-                Change(int(one["after"]), frozenset(one["slices"]), one["how"])
+                Change(int(one["after"]), frozenset(one["slices"]), one["how"], one["behind_s"])
                 for one in told["changes"]
             )
-            return cls(frozenset(told["first"]), changes)
+            return cls(frozenset(told["first"]), changes, told["patient"])
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{PLAN_VARIABLE} is no plan: {error!r}") from None
 
@@ -130,6 +138,7 @@ class Follower:
 
     def __init__(self, plan: Plan) -> None:
         self._machine = PlanMachine(plan)
+        self._patience = _PATIENCE if plan.patient else 0.0
         self._asked = threading.Condition()
         self._times_asked = 0
 
@@ -156,6 +165,7 @@ class Follower:
         change = self._machine.record(step, slices)
         if change is None or change.how == "offer":
             return change
+        time.sleep(self._patience * change.behind_s)
         jax_errors: Any = import_module("jax.errors")
         raise jax_errors.JaxRuntimeError(f"DATA_LOSS: {_told(former, change)}")
 
