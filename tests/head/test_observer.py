@@ -6,12 +6,13 @@ from time import monotonic
 from typing import Any
 
 from head_client import Client
-from head_world import World, compiled, one, run, tiled
+from head_world import F32, World, compiled, one, run, tiled
 from session_noise import compile_options, compiling
 
+from regrow.channel.digests import CopySpec, DigestRequest
 from regrow.channel.stamps import stamp_of
 from regrow.observe import Report
-from regrow.wire.schema import proxy
+from regrow.wire.schema import proxy, xla
 
 DEVICES = [0, 1, 2]
 # What JAX sends where nobody has set it.
@@ -128,6 +129,34 @@ def test_a_snapshot_is_known_when_it_was_waited_for() -> None:
         assert report.lost is not None
         assert (str(report.lost), report.lost.counted) == ("step 5", True)
         assert report.parts["load"] > 0
+
+    run(main, slices=3, devices=1)
+
+
+def test_a_snapshot_is_known_by_the_hashes_that_are_made_with_its_copies() -> None:
+    async def main(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.compile(DEVICES)
+        for _ in range(4):
+            await trainer.step()
+        thirds = xla.OpSharding(
+            type=3, tile_assignment_dimensions=[3], tile_assignment_devices=range(3)
+        )
+        copy = CopySpec(F32, (3,), thirds.SerializeToString())
+        request = compiling(DigestRequest(tuple(DEVICES), 1, (copy,)).text().encode(), b"")
+        request.compile_request.program.type_name = "xla::ifrt::PluginProgram"
+        trainer.client.give(request)
+        handle = (await trainer.client.answer()).compile_response.loaded_executable_handle
+        copying = proxy.IfrtRequest()
+        copying.loaded_executable_execute_request.loaded_executable_handle = handle
+        copying.loaded_executable_execute_request.args_handles.append(1)
+        copying.loaded_executable_execute_request.result_array_handle.extend((30, 31))
+        trainer.client.give(copying)
+        assert not (await trainer.client.answer()).response_metadata.status.code
+        await trainer.step()
+        assert trainer.run.steps._saved is None
+        await trainer.client.ask("check_value_ready_request", value_handles=[30])
+        assert trainer.run.steps._saved == 4
 
     run(main, slices=3, devices=1)
 

@@ -25,6 +25,7 @@ class Digests:
     Attributes:
         name: Its name.
         devices: Where its arguments are.
+        copies: Whether it copies them, too.
         outputs: Kind, shape and sharding of the hashes, and then of each copy.
     """
 
@@ -41,6 +42,7 @@ class Digests:
         of_shard = (1, self._arrays, HASH_BYTES)
         shape = (len(self.devices), *of_shard[1:])
         hashes = shardings.even(self.devices, None, shape, of_shard, False)
+        self.copies = bool(copies)
         self.outputs: list[Output] = [(kind_of(np.dtype(np.uint8)), shape, hashes)]
         for kind, dims, op_sharding in copies:
             numpy_dtype(kind)

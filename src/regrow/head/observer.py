@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, final
 
 from regrow.channel.stamps import is_expected, step_of
 from regrow.head.buffers import Array, Buffers, Piece
+from regrow.head.digests import Digests
 from regrow.head.executables import Executable
 from regrow.head.phases import begun_by
 from regrow.head.reshard import Reshard
@@ -49,6 +50,7 @@ class Observer:
         self._buffers = buffers
         self._transfers = transfers
         self._before_launch = 0
+        self._hashes = 0
 
     def around(self, handlers: dict[str, Handler], tables: Tables) -> None:
         """Puts itself around the handlers of a session."""
@@ -133,11 +135,20 @@ class Observer:
                 is_step = run.launched(known, now, step, expected=is_expected(stamp))
                 if run.event is not None:
                     self._follow_launch(program, is_step, now, tables, _results(body, answer))
+            elif type(program) is Digests and program.copies:
+                self._saves(tables.arrays.get(_results(body, answer)[0]))
             elif type(program) is Reshard:
                 self._moved(tables, body.args_handles, _results(body, answer))
             return answer
 
         return loaded_executable_execute_request
+
+    def _saves(self, hashes: Any) -> None:
+        """Arrays are copied for a snapshot; it is complete when the hashes of the copies are there."""
+        origin = hashes.origin() if isinstance(hashes, Array) else None
+        if origin is not None:
+            self._hashes = origin.aid
+            self.run.steps.begin_save()
 
     def _follow_launch(
         self, program: Executable, is_step: bool, now: float, tables: Tables, results: Iterable[int]
@@ -173,7 +184,7 @@ class Observer:
         origin = array.origin()
         if origin is None:
             return answer
-        saves = array.sharding.memory_kind == _PINNED
+        saves = array.sharding.memory_kind == _PINNED or origin.aid == self._hashes
         return self._wait(answer, origin.aid, origin.placement.slices, saves)
 
     def _wait(self, answer: Later, aid: int, slices: tuple[int, ...], saves: bool) -> Later:
