@@ -1,9 +1,10 @@
 """How fast state goes to storage and comes back, beside what the same place takes and gives by itself.
 
-    python benchmarks/suspend.py [--mb N] [--rounds N] [--at DIR ...]
+    python benchmarks/suspend.py [--mb N] [--rounds N] [--at DIR ...] [--store-only]
 
 The disk's own rate is that of one file, written in pieces of 16 MiB and synced, and read again after the
-kernel was asked to forget it. Both take turns. The data is random, so no chunk is there twice.
+kernel was asked to forget it. Both take turns, and the share is the median of those of the rounds. The
+data is random, so no chunk is there twice.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import harness
@@ -52,10 +54,18 @@ def forget(path: Path) -> None:
     os.close(fd)
 
 
-def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+@dataclass(frozen=True)
+class Spent:
+    """What something took: time, and that of the processor in all threads."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def timed(work: Callable[[], object]) -> Spent:
+    began, cpu = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - began
+    return Spent(time.perf_counter() - began, time.process_time() - cpu)
 
 
 def plain_write(path: Path, data: memoryview) -> None:
@@ -72,31 +82,55 @@ def plain_read(path: Path, target: memoryview) -> None:
             done += count
 
 
+Works = dict[str, Callable[[], object]]
+
+
+def take_turns(number: int, works: Works, found: dict[str, list[Spent]]) -> None:
+    """Each once; who is first changes from round to round."""
+    for name in sorted(works, reverse=bool(number % 2)):
+        found.setdefault(name, []).append(timed(works[name]))
+
+
 def store(at: Path, megabytes: int, rounds: int) -> list[list[str]]:
     """The rates of one place, in MB/s."""
-    found: dict[str, list[float]] = {"disk writes": [], "writes": [], "disk reads": [], "reads": []}
+    found: dict[str, list[Spent]] = {}
     target = memoryview(bytearray(megabytes << 20))
     for number in range(rounds):
-        folder = Path(tempfile.mkdtemp(prefix="regrow-bench-", dir=at))
-        data = np.random.default_rng(number).bytes(megabytes << 20)
-        view, storage, single = memoryview(data), open_storage(str(folder)), folder / "single"
-        hashes: list[list[str]] = []
-        found["disk writes"].append(timed(lambda v=view, s=single: plain_write(s, v)))
-        found["writes"].append(
-            timed(lambda v=view, s=storage, h=hashes: h.extend(write_shards(s, [v])[0]))
-        )
-        for path in (single, *(folder / "chunks").iterdir()):
-            forget(path)
-        found["disk reads"].append(timed(lambda s=single: plain_read(s, target)))
-        found["reads"].append(timed(lambda s=storage, h=hashes: read_shards(s, [(target, h[0])])))
-        assert target == view
-        shutil.rmtree(folder)
-    rate = {name: (megabytes << 20) / 1e6 / statistics.median(s) for name, s in found.items()}
-    return [
-        [str(at), what, f"{rate[f'disk {what}']:,.0f}", f"{rate[what]:,.0f}",
-         f"{rate[what] / rate[f'disk {what}']:.0%}"]
-        for what in ("writes", "reads")
-    ]  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="regrow-bench-", dir=at) as name:
+            data = memoryview(np.random.default_rng(number).bytes(megabytes << 20))
+            one_round(number, Path(name), data, target, found)
+    return [row(str(at), what, megabytes, found) for what in ("writes", "reads")]
+
+
+def one_round(
+    number: int, folder: Path, data: memoryview, target: memoryview, found: dict[str, list[Spent]]
+) -> None:
+    storage, single = open_storage(str(folder)), folder / "single"
+    hashes: list[list[str]] = []
+    works: Works = {
+        "file writes": lambda: plain_write(single, data),
+        "store writes": lambda: hashes.extend(write_shards(storage, [data])[0]),
+    }
+    take_turns(number, works, found)
+    for path in (single, *(folder / "chunks").iterdir()):
+        forget(path)
+    works = {
+        "file reads": lambda: plain_read(single, target),
+        "store reads": lambda: read_shards(storage, [(target, hashes[0])]),
+    }
+    take_turns(number, works, found)
+    assert target == data
+
+
+def row(at: str, what: str, megabytes: int, found: dict[str, list[Spent]]) -> list[str]:
+    files, stores = found[f"file {what}"], found[f"store {what}"]
+    shares = [file.wall_s / store.wall_s for file, store in zip(files, stores, strict=True)]
+    rates = [
+        f"{(megabytes << 20) / 1e6 / statistics.median(one.wall_s for one in spent):,.0f}"
+        for spent in (files, stores)
+    ]
+    cpu = [f"{statistics.median(one.cpu_s for one in spent):.2f} s" for spent in (files, stores)]
+    return [at, what, *rates, f"{statistics.median(shares):.0%}", *cpu]
 
 
 def cluster(at: Path, megabytes: int, rounds: int) -> list[list[str]]:
@@ -142,12 +176,16 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--at", type=Path, action="append")
+    parser.add_argument("--store-only", action="store_true", help="No cluster.")
     options = parser.parse_args()
     places = options.at or [Path(tempfile.gettempdir()), Path("/dev/shm")]
-    rates = [row for at in places for row in store(at, options.mb, options.rounds)]
+    rates = [one for at in places for one in store(at, options.mb, options.rounds)]
     print(f"\n### State to and from storage, {options.mb} MB, in MB/s\n")
-    print(harness.table(["at", "what", "one file", "store", "share"], rates))
-    times = [row for at in places for row in cluster(at, options.mb, options.rounds)]
+    titles = ["at", "what", "one file", "store", "share", "processor: one file", "store"]
+    print(harness.table(titles, rates))
+    if options.store_only:
+        return
+    times = [one for at in places for one in cluster(at, options.mb, options.rounds)]
     print(f"\n### Suspension of a job with {options.mb} MB on two slices\n")
     print(harness.table(["at", "what", "takes"], times))
 

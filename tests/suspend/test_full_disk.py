@@ -44,7 +44,9 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert "manifests" in told
 
 
-def test_a_host_whose_files_may_not_grow(rig: Rig, expected: list[dict[str, str]]) -> None:
+def test_a_host_whose_files_may_not_grow(
+    rig: Rig, expected: list[dict[str, str]], tmp_path: Path
+) -> None:
     """The limit of a process stands in for the full disk, where no small disk can be made."""
     rig.client.do("begin")
     rig.client.do("steps", count=STEPS)
@@ -52,9 +54,9 @@ def test_a_host_whose_files_may_not_grow(rig: Rig, expected: list[dict[str, str]
     limit = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (1000, limit[1]))
     with pytest.raises(ClusterError, match=r"everything is as it was: .*: File too large$"):
-        rig.cluster.suspend()
+        rig.cluster.suspend(url=str(tmp_path))  # Nothing is there that need not be written.
     resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
     assert rig.states() == ["up", "up"]
-    rig.cluster.suspend()
+    rig.cluster.suspend(url=str(tmp_path))
     rig.cluster.resume()
     assert rig.client.do("digest") == expected[0]

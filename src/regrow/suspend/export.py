@@ -12,7 +12,7 @@ import numpy as np
 
 from regrow.errors import StorageError, UsageError
 from regrow.suspend.manifest import ArrayEntry, Manifest, ShardEntry
-from regrow.suspend.shards import read_shards
+from regrow.suspend.shards import THREADS, read_shards
 from regrow.suspend.snapshots import MANIFESTS, Snapshots
 from regrow.suspend.storage import Storage, open_storage
 from regrow.wire.dtypes import STRING, numpy_dtype
@@ -105,9 +105,10 @@ def verify(store: Snapshots, manifest: Manifest) -> int:
             for index, chunk in enumerate(shard.chunks):
                 left = shard.nbytes - index * manifest.chunk_bytes
                 sizes[chunk] = min(left, manifest.chunk_bytes)
-    for chunk, size in sizes.items():
-        target = memoryview(bytearray(size))
-        read_shards(store.storage, [(target, [chunk])], chunk_bytes=manifest.chunk_bytes)
+    todo = list(sizes.items())
+    for start in range(0, len(todo), THREADS):
+        some = [(memoryview(bytearray(n)), [name]) for name, n in todo[start : start + THREADS]]
+        read_shards(store.storage, some, chunk_bytes=manifest.chunk_bytes)
     return len(sizes)
 
 
