@@ -17,38 +17,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias, final
 
-from regrow.channel import commands as c
 from regrow.config import HeadConfig
-from regrow.errors import (
-    ControlError,
-    RegrowError,
-    StatusError,
-    StorageError,
-    WaitTimeout,
-)
-from regrow.head.asking import ask_all, in_words, until
+from regrow.errors import ControlError, RegrowError, StatusError, StorageError, WaitTimeout
+from regrow.head.asking import in_words, until
 from regrow.head.guard import watch
-from regrow.head.inventory import (
-    Inventory,
-    Sessions,
-    saved_shards,
-)
+from regrow.head.inventory import Inventory, Sessions
 from regrow.head.links import Link
+from regrow.head.loading import load
 from regrow.head.regrouping import regrouped
 from regrow.head.runtime import Runtime
 from regrow.head.saving import Saving, Stored
 from regrow.head.topology import Topology
 from regrow.slices import LIVE, Event, Membership, Resumed, ResumeFailed, ResumeRequested, Suspended
-from regrow.suspend import PartEntry, Snapshots, open_storage
+from regrow.suspend import Snapshots, open_storage
 from regrow.suspend.abandoned import FOLDER, job_folder
 from regrow.suspend.points import reach
-from regrow.suspend.shards import CHUNK_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -386,18 +374,9 @@ class Suspension:
 
     async def _load(self, index: int, links: Sequence[Link]) -> None:
         assert self._store is not None, "a slice is stored somewhere"
-        url = self._store.url
         inventory = Inventory(self._sessions(), self._runtime.buffers)
-        stored = self.stored[index]
         try:
-            questions = []
-            for link in links:
-                parts = [stored[link.host][aid] for aid in inventory.on_host(link.host)
-                         if aid in stored[link.host]]  # fmt: skip
-                self._fail_parts(link, inventory, parts)
-                whole = [(one.buffer, saved_shards(one)) for one in parts if one.error is None]
-                questions.append((link, functools.partial(_load_parts, url=url, parts=whole)))
-            await ask_all(questions, RESUME_S, f"state to be read from {url}")
+            await load(links, self.stored[index], inventory, self._store.url)
         except (StatusError, WaitTimeout) as error:
             if any(link.lost is not None for link in links):
                 log.warning("slice %d was lost while it was given its state: %s", index, error)
@@ -406,16 +385,6 @@ class Suspension:
             return
         reach("head-loads-in")
         self._back(index)
-
-    def _fail_parts(self, link: Link, inventory: Inventory, parts: Sequence[PartEntry]) -> None:
-        """Parts that held an error hold it again."""
-        for part in parts:
-            if part.error is None:
-                continue
-            placement = inventory.buffers[part.buffer].placement
-            devices = [placement.devices[shard] for shard in placement.shards[link.host]]
-            link.send(c.Expect(part.buffer, 0, devices, "device"))
-            link.send(c.FillError(part.buffer, *part.error))
 
     def _not_back(self, index: int, why: str) -> None:
         """The state cannot be read: the slice is suspended as it was."""
@@ -458,10 +427,6 @@ class Suspension:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         watch(task)
-
-
-def _load_parts(rid: int, *, url: str, parts: Sequence[Any]) -> c.LoadParts:
-    return c.LoadParts(rid, url, CHUNK_BYTES, parts)
 
 
 def _named(slices: Sequence[int]) -> str:
