@@ -54,13 +54,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_a_manifest_comes_back_as_it_was() -> None:
-    one = manifest(3, ["a" * 64, "b" * 64, "c" * 64])
+    one = manifest(3, ["a" * 32, "b" * 32, "c" * 32])
     assert Manifest.from_bytes(one.to_bytes(), "m") == one
     assert one.nbytes == 2500
 
 
 def test_any_flipped_byte_of_a_manifest_is_noticed() -> None:
-    data = manifest(3, ["a" * 64, "b" * 64, "c" * 64]).to_bytes()
+    data = manifest(3, ["a" * 32, "b" * 32, "c" * 32]).to_bytes()
     drawn = random.Random(5)
     for place in drawn.sample(range(len(data) - 1), 60):
         damaged = bytearray(data)
@@ -70,9 +70,9 @@ def test_any_flipped_byte_of_a_manifest_is_noticed() -> None:
 
 
 def test_another_version_is_told() -> None:
-    data = manifest(1, []).to_bytes().replace(b'"format":1', b'"format":9', 1)
+    data = manifest(1, []).to_bytes().replace(b'"format":2', b'"format":9', 1)
     with pytest.raises(
-        StorageError, match="m is a snapshot of format 9; this Regrow reads format 1"
+        StorageError, match="m is a snapshot of format 9; this Regrow reads format 2"
     ):
         Manifest.from_bytes(data, "m")
 
@@ -128,7 +128,7 @@ def test_what_no_snapshot_needs_is_swept(url: str, tmp_path: Path) -> None:
     store = Snapshots(open_storage(url))
     for number in range(1, 5):
         store.commit(manifest(number, written(url, random.Random(number).randbytes(2500))[0]))
-    half = tmp_path / "job" / "chunks" / f"{'d' * 64}.12-3.part"
+    half = tmp_path / "job" / "chunks" / f"{'d' * 32}.12-3.part"
     half.write_bytes(b"half")
     assert store.sweep(kept=2) == 2 + 6 + 1
     assert store.numbers() == [3, 4]
@@ -209,10 +209,10 @@ def test_nothing_is_a_shard_too(tmp_path: Path) -> None:
 def test_the_rules_of_sweeping_need_no_storage() -> None:
     assert old([4, 1, 3]) == (1,)
     assert old([]) == ()
-    one = manifest(4, ["a" * 64])
-    found = leftovers([one], [3, 4], ["a" * 64, "b" * 64, "c.part"])
+    one = manifest(4, ["a" * 32])
+    found = leftovers([one], [3, 4], ["a" * 32, "b" * 32, "c.part"])
     assert found.manifests == (3,)
-    assert found.chunks == ("b" * 64, "c.part")
+    assert found.chunks == ("b" * 32, "c.part")
 
 
 def test_what_killed_clusters_leave_is_swept_but_no_snapshot(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def _line(one: Held) -> str:
     first = next((shard for shard in one.shards if shard is not None), None)
     if first is None:
         return f"{text}; on slices that went on"
-    hashes = f", sha256 {first.chunks[0][:12]}…" if first.chunks else ""
+    hashes = f", XXH3 {first.chunks[0][:12]}…" if first.chunks else ""
     kind = f", {first.memory_kind}" if first.memory_kind != "device" else ""
     part = "" if one.whole else "; partly"
     return f"{text}; {one.nbytes} bytes{kind}{hashes}{part}"

@@ -1,6 +1,6 @@
 """Suspended state on storage: chunks by their hash, and the manifest that makes a snapshot of them.
 
-    URL/JOB/chunks/<sha256>            the bytes of one chunk
+    URL/JOB/chunks/<XXH3-128>          the bytes of one chunk
     URL/JOB/manifests/<number>.json    one snapshot: which arrays, which shards, which chunks
 
 `manifest` and `sweep` have no I/O; `storage` is where bytes come from and go to; `snapshots` commits and

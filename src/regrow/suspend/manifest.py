@@ -17,8 +17,8 @@ from typing import Any, Final, final
 
 from regrow.errors import StorageError
 
-FORMAT: Final = 1
-_HASH = re.compile(r"[0-9a-f]{64}")
+FORMAT: Final = 2
+_HASH = re.compile(r"[0-9a-f]{32}")
 
 
 @final
@@ -32,7 +32,7 @@ class ShardEntry:
         dims: Its shape.
         memory_kind: Such as "device" or "pinned_host".
         nbytes: Its size; element types below a byte take a byte.
-        chunks: Hashes (sha256, hexadecimal) of its bytes in C order, in pieces of `Manifest.chunk_bytes`.
+        chunks: Hashes (XXH3-128, hexadecimal) of its bytes in C order, in pieces of `Manifest.chunk_bytes`.
     """
 
     device: int
