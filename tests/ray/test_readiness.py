@@ -101,6 +101,16 @@ def test_hosts_that_have_lost_ray_join_again_as_they_are() -> None:
     assert isinstance(readiness.next(lapsed, 10.0), Delete)
 
 
+def test_a_host_that_was_there_and_is_lost_joins_again_at_once() -> None:
+    readiness = Readiness("t", JoinPolicy(join_s=10))
+    lost = Sight("ready", "READY", 1, 2, lapsed=True, lost=True)
+    assert readiness.next(lost, 0.0) == Rejoin()
+    assert isinstance(readiness.next(lost, 0.1), Wait), "the node may be heard of a bit later"
+    assert readiness.next(lost, 1.2) == Rejoin()
+    under_way = Sight("ready", "READY", 1, 2, lost=True)
+    assert isinstance(Readiness("t", JoinPolicy()).next(under_way, 0.0), Wait)
+
+
 def test_a_dead_tpu_is_made_anew_and_the_time_to_join_begins_again() -> None:
     readiness = Readiness("t", JoinPolicy(join_s=10, recreations=5))
     assert isinstance(readiness.next(sight("ready"), 0.0), Wait)

@@ -20,10 +20,12 @@ from regrow.errors import (
     NoClusterError,
     NoRayHeadError,
     RayError,
+    RegrowError,
     UnsupportedError,
     UsageError,
 )
 from regrow.ray.attempts import JobState, RankView
+from regrow.ray.causes import mismatch, one_line
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
 _OVERRIDING: Final = (ADDRESS_VARIABLE, "RAY_API_SERVER_ADDRESS")
@@ -110,6 +112,7 @@ class RayCluster:
     Attributes:
         address: HOST:PORT of its head (GCS).
         dashboard: URL of its dashboard, which takes jobs.
+        keys: Values that live as long as the head.
         version: The version of Ray here, and there.
     """
 
@@ -139,7 +142,7 @@ class RayCluster:
         """
         knock(self.address)
         with _told_in_one_line(self.address):
-            self._gcs = _gcs_client(self.address)
+            self.keys = KeyStore(self.address)
             self.dashboard = self._given_dashboard or self._ask_dashboard()
             self._jobs = _job_client(self.dashboard)
         self._check_version()
@@ -147,8 +150,7 @@ class RayCluster:
     def ping(self) -> None:
         """Returns if the head answers; the dashboard of one that does not takes a minute to say so."""
         knock(self.address)
-        with _told_in_one_line(self.address):
-            self._gcs.internal_kv_get(*_DASHBOARD_KEYS, _PING_S)
+        self.keys.ask(*_DASHBOARD_KEYS, _PING_S)
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[None]:
@@ -163,7 +165,7 @@ class RayCluster:
 
     def _ask_dashboard(self) -> str:
         key, namespace = _DASHBOARD_KEYS
-        told = self._gcs.internal_kv_get(key, namespace, _KV_S)
+        told = self.keys.ask(key, namespace)
         if told is None:
             raise NoRayHeadError(
                 f"the Ray head at {self.address} has no dashboard, which takes jobs: start it with "
@@ -183,18 +185,8 @@ class RayCluster:
 
     def nodes(self) -> list[RayNode]:
         """The nodes that are alive."""
-        from ray.util.state import list_nodes
-
         with self._asked(), _without_overrides():
-            found = list_nodes(
-                address=self.dashboard,
-                filters=[("state", "=", "ALIVE")],
-                detail=True,
-                limit=10_000,
-                timeout=int(_TIMEOUT_S[1]),
-                # Nodes that are dead count for the limit: Ray takes it for missing ones.
-                raise_on_missing_output=False,
-            )
+            found = _alive_nodes(self.address, self.dashboard)
         return [
             RayNode(
                 one.node_id,
@@ -261,37 +253,50 @@ class RayCluster:
         except (ClientError, RuntimeError, OSError) as error:
             raise NoClusterError(f"the log of {job_id} ends: {error}") from None
 
-    # --- key-value store ---
 
-    def put(self, key: str, value: str) -> None:
-        """Keeps a value as long as the head lives."""
-        with _told_in_one_line(self.address):
-            self._gcs.internal_kv_put(key.encode(), value.encode(), True, _NAMESPACE, _KV_S)
-
-
-class KeyReader:
-    """Reads values that `RayCluster.put` has kept; for processes that need nothing else."""
+@final
+class KeyStore:
+    """Values that live as long as the head does; for processes that need nothing else of it."""
 
     def __init__(self, address: str) -> None:
         """Connects.
 
         Raises:
-            NoClusterError: If no head answers there.
+            NoRayHeadError: If no head answers there.
         """
         knock(address)
         with _told_in_one_line(address):
-            self._gcs = _gcs_client(address)
+            # Its stubs, if they are there, do not know it.
+            self._gcs = importlib.import_module("ray._raylet").GcsClient(address=address)
         self._address = address
 
     def get(self, key: str) -> str | None:
         """A value; None if there is none.
 
         Raises:
-            NoClusterError: If the head does not answer.
+            NoRayHeadError: If the head does not answer.
+        """
+        value = self.ask(key.encode(), _NAMESPACE)
+        return None if value is None else value.decode()
+
+    def put(self, key: str, value: str) -> None:
+        """Keeps a value, in place of the last one.
+
+        Raises:
+            NoRayHeadError: If the head does not answer.
         """
         with _told_in_one_line(self._address):
-            value = self._gcs.internal_kv_get(key.encode(), _NAMESPACE, _KV_S)
-        return None if value is None else str(value.decode())
+            self._gcs.internal_kv_put(key.encode(), value.encode(), True, _NAMESPACE, _KV_S)
+
+    def ask(self, key: bytes, namespace: bytes, timeout_s: float = _KV_S) -> bytes | None:
+        """A value of any namespace, Ray's own included; None if there is none.
+
+        Raises:
+            NoRayHeadError: If the head does not answer.
+        """
+        with _told_in_one_line(self._address):
+            value: bytes | None = self._gcs.internal_kv_get(key, namespace, timeout_s)
+        return value
 
 
 def _checked(address: str) -> str:
@@ -321,9 +326,27 @@ def knock(address: str) -> None:
         ) from None
 
 
-def _gcs_client(address: str) -> Any:
-    # Its stubs, if they are there, do not know it.
-    return importlib.import_module("ray._raylet").GcsClient(address=address)
+def _alive_nodes(address: str, dashboard: str) -> list[Any]:
+    """The nodes that Ray takes for alive."""
+    # What this imports takes long, and ranks need none of it.
+    from ray.util.state import list_nodes
+    from ray.util.state.exception import RayStateApiException, ServerUnavailable
+
+    try:
+        found: list[Any] = list_nodes(
+            address=dashboard,
+            filters=[("state", "=", "ALIVE")],
+            detail=True,
+            limit=10_000,
+            timeout=int(_TIMEOUT_S[1]),
+            # Nodes that are dead count for the limit: Ray takes it for missing ones.
+            raise_on_missing_output=False,
+        )
+    except ServerUnavailable as error:
+        raise _silence(address, str(error)) from None
+    except RayStateApiException as error:
+        raise _refusal(address, str(error)) from None
+    return found
 
 
 def _job_client(dashboard: str) -> Any:
@@ -360,9 +383,6 @@ def _told_in_one_line(address: str) -> Iterator[None]:
     import requests
     from ray.exceptions import RayError as AnyOfRay
     from ray.exceptions import RaySystemError, RpcError
-    from ray.util.state.exception import RayStateApiException, ServerUnavailable
-
-    from regrow.ray.causes import mismatch, one_line
 
     try:
         yield
@@ -371,20 +391,26 @@ def _told_in_one_line(address: str) -> Iterator[None]:
         requests.RequestException,
         RpcError,
         RaySystemError,
-        ServerUnavailable,
     ) as error:
-        text = one_line(str(error)).partition(" (Caused by ")[0][:_LONGEST]
-        raise NoRayHeadError(
-            f"the Ray head at {address} does not answer ({text}): "
-            "start it again at that address: regrow ray head down, then regrow ray head up"
-        ) from None
-    except (RuntimeError, ValueError, RayStateApiException, AnyOfRay) as error:
-        text = str(error)
-        if _OTHER_HEAD in text:
-            raise NoRayHeadError(f"another Ray head was started at {address}") from None
-        if differs := mismatch(text):
-            raise UnsupportedError(differs) from None
-        raise RayError(f"the Ray cluster at {address} refuses: {one_line(text)}") from None
+        raise _silence(address, str(error)) from None
+    except (RuntimeError, ValueError, AnyOfRay) as error:
+        raise _refusal(address, str(error)) from None
+
+
+def _silence(address: str, text: str) -> NoRayHeadError:
+    text = one_line(text).partition(" (Caused by ")[0][:_LONGEST]
+    return NoRayHeadError(
+        f"the Ray head at {address} does not answer ({text}): "
+        "start it again at that address: regrow ray head down, then regrow ray head up"
+    )
+
+
+def _refusal(address: str, text: str) -> RegrowError:
+    if _OTHER_HEAD in text:
+        return NoRayHeadError(f"another Ray head was started at {address}")
+    if differs := mismatch(text):
+        return UnsupportedError(differs)
+    return RayError(f"the Ray cluster at {address} refuses: {one_line(text)}")
 
 
 def _job_of(details: Any) -> RayJob:

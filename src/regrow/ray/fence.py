@@ -57,6 +57,11 @@ class AttemptId:
         """Where the token of the present attempt is kept in the Ray cluster."""
         return attempt_key(self.job)
 
+    @property
+    def lost_text(self) -> str:
+        """What is kept under `lost_key` when the raylet of this rank's host has ended."""
+        return f"{self.token} {self.rank}"
+
     def check(self) -> None:
         """Returns if this attempt may still write.
 
@@ -83,6 +88,11 @@ class AttemptId:
 def attempt_key(job: str) -> str:
     """Where the token of the present attempt of a job is kept in the Ray cluster."""
     return f"attempt/{job}"
+
+
+def lost_key(job: str) -> str:
+    """Where a rank whose raylet has ended tells so in the Ray cluster."""
+    return f"lost/{job}"
 
 
 def current_attempt() -> AttemptId:

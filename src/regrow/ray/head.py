@@ -33,12 +33,12 @@ from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python
 from regrow.ray.causes import mismatch, one_line
 from regrow.ray.cluster import require_ray
 from regrow.ray.settings import HANG_AFTER_S, START_ENVIRON, health_environ
-from regrow.ray.startup import START_LOCK
 
 DEFAULT_PORT: Final = 6379
 DEFAULT_DASHBOARD_PORT: Final = 8265
 _START_S: Final = 180.0
-_NODE_START_S: Final = 180.0
+# Others of this machine may start before it.
+_NODE_START_S: Final = 380.0
 _POLITE_S: Final = 3.0
 _LOCK_S: Final = 200.0
 _ADDRESS: Final = re.compile(r"ray start --address='([^']+)'")
@@ -82,8 +82,7 @@ class RayHead:
             ClusterStartError: If it does not start.
         """
         words = [f"--address={self.address}", *options]
-        with _starting():
-            _ray_start(words, self.run_id, environ or {}, _NODE_START_S)
+        _ray_start(words, self.run_id, environ or {}, _NODE_START_S)
 
     def add_node(self, resources: Mapping[str, float], num_cpus: int = 1) -> str:
         """Starts a further node on an address of its own; returns that.
@@ -163,25 +162,6 @@ def start_head(
         head.end()
         raise
     return dataclasses.replace(head, address=address[1], dashboard=dashboard[1])
-
-
-@contextlib.contextmanager
-def _starting() -> Iterator[None]:
-    """Holds off other raylets that start on this machine: two at once would take the same socket."""
-    descriptor = os.open(START_LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    deadline = time.monotonic() + _LOCK_S
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise WaitTimeout("other raylets of this machine to start", _LOCK_S) from None
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _ray_start(words: Sequence[str], run_id: str, more: Mapping[str, str], limit_s: float) -> str:

@@ -9,6 +9,7 @@ The program is ended, with all that it has started, when
 - it, Ray's supervisor or what Ray knows as the job hangs (SIGSTOP),
 - Ray stops the job (SIGTERM).
 It ends with this process, too (PR_SET_PDEATHSIG), which is watched in turn by what Ray knows as the job.
+That the raylet has ended is told through the head, who would find it out a second later.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from regrow.processes import (
     descendants_of,
     die_with_parent,
     end_all,
+    has_ended,
     name_of,
     set_name,
 )
 from regrow.ray.attempts import FENCED_STATUS, ORPHANED_STATUS
-from regrow.ray.cluster import ADDRESS_VARIABLE, KeyReader
-from regrow.ray.fence import AttemptId, current_attempt
+from regrow.ray.cluster import ADDRESS_VARIABLE, KeyStore
+from regrow.ray.fence import AttemptId, current_attempt, lost_key
 from regrow.ray.hung import LOOK_S, Hung
 
 LEASE_S: Final = 10.0
@@ -45,6 +47,8 @@ LEASE_S: Final = 10.0
 LOOK_EVERY_S: Final = 0.5
 """How often a rank asks whether it is still of the present attempt, in seconds."""
 _GRACE_S: Final = 2.0
+# The entrypoint, Ray's supervisor of this job, and the raylet.
+_OWNERS: Final = 3
 
 
 class _Over(Exception):
@@ -71,7 +75,7 @@ class Lease:
             NoClusterError: If the head does not answer.
         """
         self._attempt = attempt
-        self._reader = KeyReader(address)
+        self._keys = KeyStore(address)
         self._look()
         self.fd, self._writer = os.pipe()
         self._why: _Over | None = None
@@ -81,9 +85,14 @@ class Lease:
         """Why it is over."""
         return self._why or _Over("the lease has ended", ORPHANED_STATUS)
 
+    def tell_lost(self) -> None:
+        """Tells that the raylet of this host, and so this rank, has ended."""
+        with contextlib.suppress(RegrowError, OSError):
+            self._keys.put(lost_key(self._attempt.job), self._attempt.lost_text)
+
     def _look(self) -> None:
         attempt = self._attempt
-        present = self._reader.get(attempt.key)
+        present = self._keys.get(attempt.key)
         if present is not None and present != attempt.token:
             raise FencedError(f"a later attempt of {attempt.job} has begun")
         attempt.check()
@@ -143,6 +152,12 @@ class Rank:
             return over.status
         finally:
             end_descendants({os.getpid()})
+            if self._raylet_has_ended():
+                self._lease.tell_lost()
+
+    def _raylet_has_ended(self) -> bool:
+        """Whether the raylet has, whose death Ray's supervisor notices as soon as we do."""
+        return len(self._owners) == _OWNERS and has_ended(list(self._owners)[-1])
 
     def _wait(self) -> None:
         poller = select.poll()
@@ -195,7 +210,7 @@ def _owners() -> dict[int, int]:
     """The entrypoint, Ray's supervisor of this job, and this host's raylet, by descriptors of them."""
     found: dict[int, int] = {}
     pid = os.getppid()
-    for _ in range(3):
+    for _ in range(_OWNERS):
         with contextlib.suppress(ProcessLookupError):
             found[os.pidfd_open(pid)] = pid
         stat = ProcessStat.of(pid)

@@ -57,6 +57,7 @@ class Sight:
         expected: Hosts that there are to be.
         script_error: What a startup script said that has failed; empty if none has.
         lapsed: Whether the scripts of all missing hosts have ended well: nothing is under way.
+        lost: Whether all hosts had joined before: those that are missing have lost Ray.
     """
 
     condition: Condition
@@ -65,6 +66,7 @@ class Sight:
     expected: int
     script_error: str = ""
     lapsed: bool = False
+    lost: bool = False
 
 
 @final
@@ -166,7 +168,7 @@ class Readiness:
                 f"only {sight.joined} of {sight.expected} hosts of {self._tpu} joined the Ray "
                 f"cluster within {self.join_s:g} s"
             )
-        if self._has_lapsed(sight.lapsed, now) and self._rejoins < _REJOINS:
+        if self._rejoins < _REJOINS and self._has_lapsed(sight, now):
             self._rejoins += 1
             self._lapsed_since = None
             return Rejoin()
@@ -175,11 +177,13 @@ class Readiness:
         )
         return self._wait(sight, f"{detected}, waiting for them to join...")
 
-    def _has_lapsed(self, lapsed: bool, now: float) -> bool:
+    def _has_lapsed(self, sight: Sight, now: float) -> bool:
         """Whether nothing has been under way for a while: Ray may hear of a new node a bit later."""
-        if not lapsed:
+        if not sight.lapsed:
             self._lapsed_since = None
             return False
+        if sight.lost and not self._rejoins:
+            return True
         if self._lapsed_since is None:
             self._lapsed_since = now
         return now - self._lapsed_since >= _LAPSED_S

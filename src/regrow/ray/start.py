@@ -1,23 +1,71 @@
-"""`ray start`, with more patience: where several raylets share a machine its own may not do.
+"""`ray start`, sooner and with more patience: where several raylets share a machine its own may not do.
 
     python -m regrow.ray.start [--head] …    the words of `ray start`
 
 Ray asks for the new node for 30 s, and a raylet ends itself when its agents, which import much, are not
-up 15 s later. So the node is waited for longer, and one whose raylet has ended is started again.
+up 15 s later. So the node is waited for longer, and one whose raylet has ended is started again. Two
+raylets that start at once would take the same socket: this file is locked while one does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 _PATIENCE_S: Final = 150.0
+_LOCK_S: Final = 200.0
 _POLL_S: Final = 0.1
 _TRIES: Final = 4
+# Within each question for the new node Ray waits so long for it, and would not see a raylet die.
+_ASK_ENVIRON: Final = {"RAY_raylet_start_wait_time_s": "1"}
 _TRY_VARIABLE: Final = "REGROW_RAY_START_TRY"
+# Ray's program goes on without its other commands; their imports (Serve, pandas) take thrice as long.
+_UNNEEDED: Final = (
+    "ray.dashboard.modules.job.cli",
+    "ray.serve.scripts",
+    "ray.util.state.state_cli",
+)
+
+
+def _ray_start() -> Any:
+    """The command, without what it does not need."""
+    for name in _UNNEEDED:
+        # None makes their import an ImportError.
+        sys.modules[name] = None  # type: ignore[assignment]
+    from ray.scripts.scripts import start
+
+    return start
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Holds off other raylets that start on this machine."""
+    # Not inherited: a raylet would hold the lock.
+    descriptor = os.open(__file__, os.O_RDONLY | os.O_CLOEXEC)
+    deadline = time.monotonic() + _LOCK_S
+    try:
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                text = f"Error: waited {_LOCK_S:g} s for other raylets of this machine to start"
+                raise SystemExit(text)
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _be_patient(last_try: bool) -> None:
@@ -58,13 +106,15 @@ def _a_child_has_died() -> bool:
 
 def main() -> None:
     """Runs `ray start`."""
-    from ray.scripts.scripts import start
-
+    os.environ |= _ASK_ENVIRON
+    start, is_head = _ray_start(), "--head" in sys.argv
     number = int(os.environ.get(_TRY_VARIABLE, "0")) + 1
     os.environ[_TRY_VARIABLE] = str(number)
     # A second head would find the port of the first one's controller taken.
-    _be_patient(last_try=number >= _TRIES or "--head" in sys.argv)
-    start(["--dashboard-agent-listen-port=0", *sys.argv[1:]], prog_name="ray start")
+    _be_patient(last_try=number >= _TRIES or is_head)
+    # A head has a directory of its own for its sockets.
+    with contextlib.nullcontext() if is_head else _alone():
+        start(["--dashboard-agent-listen-port=0", *sys.argv[1:]], prog_name="ray start")
 
 
 if __name__ == "__main__":

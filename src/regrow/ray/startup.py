@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-import regrow
 from regrow.errors import UsageError
 from regrow.ray.settings import START_ENVIRON
 
@@ -22,9 +21,7 @@ something is under way."""
 GENERATION_KEY: Final = "regrow-generation"
 """Metadata of a TPU: names its set of hosts, and the resources of exactly these."""
 
-START_LOCK: Final = Path(regrow.__file__).parent
-"""A directory that is locked while a raylet starts on this machine."""
-
+_START: Final = Path(__file__).with_name("start.py")
 _RESOURCE_NAME: Final = re.compile(r"[A-Za-z0-9_.~+%-]+")
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.\[\]:-]+:\d{1,5}")
 
@@ -127,11 +124,8 @@ class Joining:
     def _join(self, python: str) -> str:
         program = "ray start"
         if self.local:
-            # Two raylets that start at once on one machine take the same socket.
-            lock = f"flock -o -w 300 {shlex.quote(str(START_LOCK))}"
             # By its path: what hosts run must not have our modules in front of its own.
-            start = shlex.quote(str(START_LOCK / "ray" / "start.py"))
-            program = f"{lock} {shlex.quote(python)} -P {start}"
+            program = f"{shlex.quote(python)} -P {shlex.quote(str(_START))}"
         everyone = tpu_resource(self.tpu)
         rank = rank_resource(self.tpu, self.generation, "'$rank'")
         chips = f', "TPU": {self.chips}' if self.local and self.chips else ""
