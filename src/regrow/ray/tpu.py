@@ -34,6 +34,7 @@ Say = Callable[[str], None]
 Condition = Literal["absent", "coming", "ready", "dead"]
 
 _DELETE_S: Final = 600.0
+_LONGEST_TOLD: Final = 160
 _DEAD_NODES: Final = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING"})
 
 
@@ -245,8 +246,9 @@ class TpuController:
         spec = self.spec
         shape = spec.node.accelerator_type or f"{spec.node.type} {spec.node.topology}"
         self._say(f"Creating TPU: {spec.name} ({spec.slices} x {shape} in {self.place.zone})")
+        body = spec.queued_body(self.place) if spec.is_queued else spec.node.body()
+        self._say(f"Request: {_shortened(body)}")
         if spec.is_queued:
-            body = spec.queued_body(self.place)
             self.client.wait(self.client.create_queued(self.place, spec.name, body), timeout_s)
             with given_up_deleted(self.client, self.place, spec.name):
                 deadlines = Deadlines(timeout_s, timeout_s, timeout_s)
@@ -258,7 +260,6 @@ class TpuController:
                     tell=lambda one: self._say(f"{spec.name} is {one.state}"),
                 )
         else:
-            body = spec.node.body()
             create_node(
                 self.client,
                 self.place,
@@ -378,6 +379,17 @@ class TpuController:
             key = public_key(self._shell.key_file)
             propagate(self.client, self.place, self.spec.node_ids, self._shell.user, key)
         return hosts
+
+
+def _shortened(value: Any) -> Any:
+    """A request as it is told: a startup script by its beginning."""
+    if isinstance(value, Mapping):
+        return {name: _shortened(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_shortened(one) for one in value]
+    if isinstance(value, str) and len(value) > _LONGEST_TOLD:
+        return f"{value[:_LONGEST_TOLD]}…"
+    return value
 
 
 def _view_of(nodes: Sequence[Json], expected: int) -> TpuView:
