@@ -81,11 +81,16 @@ class RayConfig:
         address: HOST:PORT of its head.
         resources: What each host of a slice needs of a node, by the name of the resource.
         strategy: How the hosts of a slice are laid out over nodes; STRICT_SPREAD: a node each.
+        other_machines: Whether hosts may be on other machines than the head, which they then reach
+            over TCP, all of them.
+        spares: Places for slices that are held, with hosts that have imported JAX, for lost ones.
     """
 
     address: str
     resources: dict[str, float]
     strategy: RayStrategy = "STRICT_SPREAD"
+    other_machines: bool = False
+    spares: int = 0
 
     def __post_init__(self) -> None:
         if not self.resources or not all(
@@ -96,6 +101,8 @@ class RayConfig:
                 f"{self.resources!r} are no resources of Ray: give names and numbers above 0, "
                 'such as {"TPU": 4}'
             )
+        if type(self.spares) is not int or self.spares < 0:
+            raise UsageError(f"spares is {self.spares!r}; it must be 0 or more")
         if self.strategy not in get_args(RayStrategy):
             raise UsageError(f"strategy {self.strategy!r} is none of {get_args(RayStrategy)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import socket
 
 import pytest
 
@@ -102,3 +103,12 @@ def test_a_head_that_would_find_busy_nodes_dead(capsys, hang_after):
     status, _, errors = told(capsys, "ray", "head", "up", f"--hang-after={hang_after}")
     assert status == 2
     assert "it must be 1.5 s or more" in errors
+
+
+@needs_ray
+def test_slices_of_a_ray_cluster_are_not_shared_among_jobs(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = ["--launcher", "ray", "--address", f"127.0.0.1:{listener.getsockname()[1]}"]
+        status, _, errors = told(capsys, "up", *where, "--spares", "1")
+    assert status == 2
+    assert "go neither with --launcher ray nor" in errors

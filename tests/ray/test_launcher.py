@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from rays import LONG, raylet_at, until
 from regrow import LocalCluster
 from regrow.config import RayConfig
 from regrow.errors import ClusterStartError
-from regrow.processes import ancestor
+from regrow.processes import RUN_MARK, ancestor
 from regrow.ray.head import RayHead
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -132,6 +133,99 @@ def test_no_ray_head() -> None:
     ray = RayConfig("127.0.0.1:1", {"CPU": 1})
     with pytest.raises(ClusterStartError, match=r"no Ray head answers at 127\.0\.0\.1:1 "):
         LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=LONG)
+
+
+def test_a_lost_slice_takes_over_a_spare_that_is_warm(two_nodes: RayHead) -> None:
+    start_node(two_nodes, "127.61.0.3")
+    ray = RayConfig(two_nodes.address, {"tpu_host": 1}, spares=1)
+    with LocalCluster(2, 2, restore_after=0.2, ray=ray, start_timeout_s=LONG) as cluster:
+        until(lambda: _waiting(two_nodes))
+        (warm,) = _waiting(two_nodes)
+        cluster.kill(0)
+        cluster.wait_healthy(LONG)
+        assert cluster.slices[0].pids == (warm,)
+        assert total(cluster) == "28.0"
+        until(lambda: _waiting(two_nodes))
+
+
+def _waiting(head: RayHead) -> list[int]:
+    """Workers on nodes of a head that are not yet told what they are: then they have another name."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            name = (entry / "comm").read_text().strip()
+        except OSError:
+            continue
+        if b"regrow.ray.worker_process" in words and not name.startswith("rg-s"):
+            raylet = ancestor(int(entry.name), "raylet")
+            if raylet and head.temp_dir in Path(f"/proc/{raylet}/cmdline").read_text():
+                found.append(int(entry.name))
+    return found
+
+
+# --- hosts that may be on other machines ---
+
+
+@pytest.fixture
+def far(two_nodes: RayHead) -> Iterator[LocalCluster]:
+    ray = RayConfig(two_nodes.address, {"tpu_host": 1}, other_machines=True)
+    with LocalCluster(2, 2, restore_after=0.5, ray=ray, start_timeout_s=LONG) as cluster:
+        yield cluster
+
+
+def test_hosts_that_share_nothing_with_the_head(far: LocalCluster, two_nodes: RayHead) -> None:
+    assert total(far) == "28.0"
+    for one in far.slices:
+        environ = Path(f"/proc/{one.pids[0]}/environ").read_bytes()
+        assert f"{RUN_MARK}={two_nodes.run_id}".encode() in environ, "that of its node"
+        assert not _unix_sockets(one.pids[0]), "over TCP"
+    far.kill(0)
+    assert "was ended by SIGKILL" in "\n".join(far.slices[0].story)
+    far.wait_healthy(LONG)
+    far.stop(1)
+    until(lambda: far.slices[1].state == "lost" or far.slices[1].incarnation > 1)
+    far.wait_healthy(LONG)
+    assert total(far) == "28.0"
+
+
+def _unix_sockets(pid: int) -> list[str]:
+    """Paths of the Unix sockets that a process is connected by."""
+    inodes = {
+        target[8:-1]
+        for entry in Path(f"/proc/{pid}/fd").iterdir()
+        if (target := _target(entry)).startswith("socket:[")
+    }
+    lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+    return [line for line in lines if line.split()[6] in inodes and len(line.split()) > 7]
+
+
+def _target(entry: Path) -> str:
+    try:
+        return os.readlink(entry)
+    except OSError:
+        return ""
+
+
+def test_a_node_with_another_jax_is_refused_in_one_line(head: RayHead, tmp_path: Path) -> None:
+    other = tmp_path / "jax-0.0.1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.0.1\n")
+    head.start_node(
+        "--node-ip-address=127.61.0.9",
+        '--resources={"old_host": 1}',
+        "--include-log-monitor=false",
+        environ={
+            "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+            "REGROW_TEST_RUN": "",
+        },
+    )
+    ray = RayConfig(head.address, {"old_host": 1}, other_machines=True)
+    with pytest.raises(ClusterStartError) as error:
+        LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=LONG)
+    assert re.search(
+        r"node 127\.61\.0\.9 has jax 0\.0\.1, the head jax \S+: install", str(error.value)
+    )
 
 
 TRAINING = Path(__file__).parents[1] / "chaos" / "programs" / "proved_training.py"

@@ -16,7 +16,7 @@ from regrow.errors import UsageError
 from regrow.ray import RankJob, TpuSpec
 from regrow.ray.causes import mismatch
 from regrow.ray.fence import ATTEMPT_VARIABLE, AttemptId
-from regrow.ray.places import lacking, slice_names
+from regrow.ray.places import SLICE_LABEL, WORKER_LABEL, lacking, selectors, slice_names
 from regrow.ray.settings import health_environ
 from regrow.ray.startup import AGAIN_VARIABLE, Joining, rank_resource
 
@@ -203,3 +203,16 @@ def test_places() -> None:
     )
     assert lacking(nodes, {"TPU": 4}, 4, "STRICT_SPREAD")
     assert not lacking(nodes, {"TPU": 4}, 4, "PACK")
+
+
+def test_hosts_are_where_they_are_in_their_tpu_slice() -> None:
+    def host(worker: str) -> dict[str, object]:
+        return {"Alive": True, "Labels": {SLICE_LABEL: "a", WORKER_LABEL: worker}}
+
+    nodes = [host("1"), host("0"), {"Alive": True, "Labels": {SLICE_LABEL: "b"}}]
+    assert selectors(nodes, "a", 2) == [
+        {SLICE_LABEL: "a", WORKER_LABEL: "0"},
+        {SLICE_LABEL: "a", WORKER_LABEL: "1"},
+    ]
+    assert selectors(nodes, "b", 1) == [{SLICE_LABEL: "b"}], "Ray does not tell its place"
+    assert selectors([host("1")], "a", 1) == [{SLICE_LABEL: "a"}], "the first is taken"

@@ -219,7 +219,7 @@ def to_cluster_options(values: dict[str, Any]) -> ClusterOptions:
     take_tpu(values)
     fields = ClusterOptions.__dataclass_fields__
     options = {name: value for name, value in values.items() if name in fields}
-    names = ("launcher", "address", "resources", "ray_strategy")
+    names = ("launcher", "address", "resources", "ray_strategy", "other_machines", "ray_spares")
     return ClusterOptions(**options, ray=to_ray_config(*(values[name] for name in names)))
 
 

@@ -59,7 +59,12 @@ def parse_resources(text: str) -> dict[str, float]:
 
 
 def to_ray_config(
-    launcher: str, address: str | None, resources: str | None, strategy: RayStrategy
+    launcher: str,
+    address: str | None,
+    resources: str | None,
+    strategy: RayStrategy,
+    other_machines: bool,
+    spares: int,
 ) -> RayConfig | None:
     """Where slices come from; None: this machine.
 
@@ -68,7 +73,12 @@ def to_ray_config(
         NoClusterError: If no Ray head answers.
     """
     if launcher != "ray":
-        given = {"--address": address, "--resources": resources}
+        given = {
+            "--address": address,
+            "--resources": resources,
+            "--other-machines": other_machines or None,
+            "--ray-spares": spares or None,
+        }
         wrong = [flag for flag, value in given.items() if value is not None]
         if wrong:
             raise UsageError(f"{' and '.join(wrong)} need --launcher ray")
@@ -76,7 +86,13 @@ def to_ray_config(
     from regrow.ray.cluster import knock, require_ray
 
     require_ray()
-    config = RayConfig(ray_address(address), parse_resources(resources or '{"CPU": 1}'), strategy)
+    config = RayConfig(
+        ray_address(address),
+        parse_resources(resources or '{"CPU": 1}'),
+        strategy,
+        other_machines,
+        spares,
+    )
     knock(config.address)
     return config
 
@@ -102,6 +118,19 @@ LAUNCHER_OPTIONS: Final[list[Callable[[Any], Any]]] = [
         default=_STRATEGIES[0],
         show_default=True,
         help="How the hosts of a slice are laid out over nodes.",
+    ),
+    click.option(
+        "--other-machines",
+        is_flag=True,
+        help="Nodes may be other machines: hosts reach the head over TCP, and share no memory.",
+    ),
+    click.option(
+        "--ray-spares",
+        type=int,
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Hold places for so many more slices, with warm hosts, for those that are lost.",
     ),
 ]
 """The flags that say where slices come from (`to_ray_config`)."""

@@ -83,6 +83,11 @@ def _check(options: ClusterOptions, spares: int, priorities: Path | None) -> Non
         raise UsageError(
             f"of {count(options.slices, 'slice')}, {spares} cannot be spares: jobs need some, too"
         )
+    if options.ray is not None or options.tpu is not None:
+        raise UsageError(
+            "jobs share slices of this machine: --spares and --priorities go neither with "
+            "--launcher ray nor with --queued-resource"
+        )
     if options.port is not None or options.metrics_port is not None:
         raise UsageError(
             "clients connect to jobs: a shared cluster takes no --port, --metrics-port"

@@ -27,7 +27,7 @@ from regrow.head.links import Link
 from regrow.head.member import Member
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec, Launcher
-from regrow.launchers.joined import EVERY_ADDRESS, JoinedLauncher
+from regrow.launchers.joined import EVERY_ADDRESS
 from regrow.slices import (
     ContHosts,
     ContRequested,
@@ -138,7 +138,7 @@ class Fleet:
         self._server = await serve_workers(
             self._config.worker_socket, self._secret, self._authorize
         )
-        if isinstance(self._launcher, JoinedLauncher):
+        if self._launcher.channel_port is not None:
             self._remote = await serve_workers((EVERY_ADDRESS, 0), self._secret, self._authorize)
             self._launcher.channel_port = int(self._remote.endpoint[1])
         self._guard = StallGuard(time.monotonic(), _BEAT_S)

@@ -127,6 +127,7 @@ class Head:
         self._meeting = serve_coordination(self._runtime.coordination, self._config.epoch_socket)
         if self._joined is not None:
             await self._joined.open()
+        if self._launcher.channel_port is not None:
             # Whoever joins knows the host by which it reaches this one.
             self._meeting.listen(listen_tcp(EVERY_ADDRESS, 0), None)
             self._runtime.coordination.address = f":{self._meeting.port}"

@@ -86,7 +86,14 @@ class Process(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts hosts."""
+    """Starts hosts.
+
+    Attributes:
+        channel_port: Where workers on other machines connect to, 0 until the head listens for them;
+            None: all are on this one.
+    """
+
+    channel_port: int | None
 
     async def start(self, spec: HostSpec) -> Process:
         """Starts one host.

@@ -97,6 +97,7 @@ class CloudTpuLauncher:
                 f"the slices of {config.endpoint} are on other machines: a cluster takes only those "
                 "of the local Cloud TPU; see regrow multihost for programs on real ones"
             )
+        self.channel_port: int | None = None
         self._local = LocalLauncher(log_dir, log_level=log_level)
         self._config = config
         self._client = connect(config.endpoint)

@@ -99,7 +99,7 @@ class JoinedLauncher:
         """
         self.secret = secret
         self.port = port
-        self.channel_port = 0
+        self.channel_port: int | None = 0
         self._local = local
         self._slots = frozenset(slots)
         self._wait_s = wait_s

@@ -83,6 +83,7 @@ class LeasedLauncher:
 
     def __init__(self, socket: str) -> None:
         """Names the machines' socket; connects when the first process is to be started."""
+        self.channel_port: int | None = None
         self.leases: dict[int, Lease] = {}
         self.placed: dict[tuple[int, int], Lease] = {}
         self._socket = socket

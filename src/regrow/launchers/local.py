@@ -138,6 +138,7 @@ class LocalLauncher:
             entry: "module:function" that is a worker.
             log_level: TF_CPP_MIN_LOG_LEVEL of the workers.
         """
+        self.channel_port: int | None = None
         become_subreaper()
         log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log_dir = log_dir

@@ -5,6 +5,8 @@ it. They talk through a socket pair, in the frames of `regrow.launchers.template
 
     {op: "start", id, slice, host, incarnation, hosts, told}   ->  {id, pid} or {id, error}
     {op: "free", slice, incarnation}                               its place is given back
+    {op: "spares", number, hosts, worker}                          so many are to be kept
+    {op: "signal", slice, host, incarnation, signal, group}        a host that is far away is signalled
     {ended: [slice, host, incarnation], cause}                     from the bridge
     {ready: true} or {error: text}                                 the first frame from it
 
@@ -18,36 +20,28 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
+import regrow
 from regrow.errors import LaunchError, RegrowError
 from regrow.launchers.template import pack, unpack
 from regrow.processes import die_with_parent, set_name
 from regrow.ray.causes import one_line
 from regrow.ray.cluster import knock
-from regrow.ray.places import SLICE_LABEL, describe, lacking, slice_names
+from regrow.ray.host_actor import node_address
+from regrow.ray.jobs import EXCLUDES
+from regrow.ray.places import describe, lacking, selectors, slice_names
+from regrow.ray.spares import Group, Spares
 
 Key: TypeAlias = tuple[int, int]
 _ACTOR_S: Final = 60.0
-
-
-@final
-class Group:
-    """The place of one incarnation of a slice.
-
-    Attributes:
-        hosts: Its actors, by host.
-        slice_name: Ray's name of the TPU slice that it is on; empty if it is on none.
-    """
-
-    def __init__(self, placement: Any, slice_name: str) -> None:
-        self.placement = placement
-        self.slice_name = slice_name
-        self.hosts: dict[int, Any] = {}
+# A spare is only made where there is room; a slice that is lost meanwhile waits for no longer.
+_SPARE_S: Final = 2.0
 
 
 @final
@@ -59,6 +53,9 @@ class Bridge:
         self._resources: dict[str, float] = settings["resources"]
         self._strategy: str = settings["strategy"]
         self._patience_s: float = settings["patience_s"]
+        self._address = node_address()
+        self._spares = Spares()
+        self._making = asyncio.Lock()
         self._groups: dict[Key, asyncio.Task[Group]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -71,10 +68,21 @@ class Bridge:
         while chunk := await loop.sock_recv(self._channel, 1 << 16):
             buffer += chunk
             for request in unpack(buffer):
-                work = self._start(request) if request["op"] == "start" else self._free(request)
-                task = loop.create_task(work)
+                task = loop.create_task(self._do(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+
+    def _do(self, request: dict[str, Any]) -> Coroutine[Any, Any, None]:
+        match request["op"]:
+            case "start":
+                return self._start(request)
+            case "spares":
+                hosts, worker = request["hosts"], request["worker"]
+                return self._spares.keep(request["number"], lambda: self._make_spare(hosts, worker))
+            case "signal":
+                return self._signal(request)
+            case _:
+                return self._free(request)
 
     def _send(self, message: dict[str, Any]) -> None:
         # The head reads all the time; what it does not read at once is little.
@@ -102,11 +110,12 @@ class Bridge:
 
     async def _start_host(self, key: Key, host: int, request: dict[str, Any]) -> tuple[Any, int]:
         group = await self._group(key, request["hosts"])
-        actor = _actor(group.placement, host, self._resources)
-        group.hosts[host] = actor
+        actor = group.hosts.get(host)
+        if actor is None:
+            actor = group.hosts[host] = _actor(group.placement, host, self._resources)
         try:
             async with asyncio.timeout(_ACTOR_S):
-                answer = await actor.start.remote(request["told"])
+                answer = await actor.start.remote(request["told"] | {"head": self._address})
         except TimeoutError:
             raise LaunchError(f"waited {_ACTOR_S:g} s for Ray to start its actor") from None
         if "error" in answer:
@@ -122,33 +131,60 @@ class Bridge:
         return await asyncio.shield(task)
 
     async def _make_group(self, key: Key, hosts: int) -> Group:
+        try:
+            async with self._making:
+                spare = await self._spares.take()
+            name = f"regrow-slice-{key[0]}-{key[1]}"
+            return spare or await self._place(name, hosts, self._patience_s)
+        except LaunchError:
+            self._groups.pop(key, None)
+            raise
+
+    async def _make_spare(self, hosts: int, worker: Mapping[str, Any]) -> Group:
+        """A place whose hosts import what they need, and wait."""
+        async with self._making:
+            if not self._groups or not all(task.done() for task in self._groups.values()):
+                raise LaunchError("slices that are asked for come first")
+            group = await self._place("regrow-spare", hosts, _SPARE_S)
+        for host in range(hosts):
+            group.hosts[host] = _actor(group.placement, host, self._resources)
+        errors = await asyncio.gather(
+            *(actor.prepare.remote(worker) for actor in group.hosts.values())
+        )
+        error = next(filter(None, errors), "")
+        if error:
+            group.free()
+            raise LaunchError(error)
+        return group
+
+    async def _place(self, name: str, hosts: int, patience_s: float) -> Group:
         import ray
         from ray.util import placement_group, remove_placement_group
 
         nodes = await asyncio.to_thread(ray.nodes)
         missing = lacking(nodes, self._resources, hosts, self._strategy)
         if missing:
-            self._groups.pop(key, None)
             raise LaunchError(missing)
-        name = self._slice_name(nodes, hosts)
-        selector = [{SLICE_LABEL: name}] * hosts if name else None
+        tpu_slice = self._slice_name(nodes, hosts)
         placement = placement_group(
             [dict(self._resources)] * hosts,
             strategy=self._strategy,
-            name=f"regrow-slice-{key[0]}-{key[1]}",
-            bundle_label_selector=selector,
+            # No two of a Ray cluster have the same, whichever head they are of.
+            name=f"{name}-{secrets.token_hex(4)}",
+            bundle_label_selector=selectors(nodes, tpu_slice, hosts) if tpu_slice else None,
         )
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(patience_s):
                 await placement.ready()
-        except TimeoutError:
+        except BaseException as error:
             remove_placement_group(placement)
-            self._groups.pop(key, None)
+            if not isinstance(error, TimeoutError):
+                raise
             raise LaunchError(
-                f"waited {self._patience_s:g} s for {describe(self._resources, hosts)}, which the "
+                f"waited {patience_s:g} s for {describe(self._resources, hosts)}, which the "
                 "Ray cluster has, but others use"
             ) from None
-        return Group(placement, name)
+        return Group(placement, tpu_slice)
 
     def _slice_name(self, nodes: Sequence[Mapping[str, Any]], hosts: int) -> str:
         """A TPU slice that no slice of ours is on; empty if nodes have no such labels."""
@@ -157,21 +193,23 @@ class Bridge:
             for task in self._groups.values()
             if task.done() and not task.cancelled() and task.exception() is None
         }
+        used |= self._spares.slice_names
         names = slice_names(nodes, self._resources, hosts)
         return next((name for name in names if name not in used), "")
 
-    async def _free(self, request: dict[str, Any]) -> None:
-        import ray
-        from ray.util import remove_placement_group
+    async def _signal(self, request: dict[str, Any]) -> None:
+        task = self._groups.get((request["slice"], request["incarnation"]))
+        actor = None if task is None else (await task).hosts.get(request["host"])
+        if actor is not None:
+            # What became of it is told by its end.
+            actor.signal.remote(request["signal"], request["group"])
 
+    async def _free(self, request: dict[str, Any]) -> None:
         task = self._groups.pop((request["slice"], request["incarnation"]), None)
         if task is None:
             return
         with contextlib.suppress(RegrowError):
-            group = await task
-            for actor in group.hosts.values():
-                ray.kill(actor)
-            remove_placement_group(group.placement)
+            (await task).free()
 
 
 async def _end_of(actor: Any) -> str:
@@ -207,8 +245,12 @@ def _actor(placement: Any, bundle: int, resources: Mapping[str, float]) -> Any:
     return kind.remote()
 
 
-def connect(address: str) -> None:
+def connect(address: str, *, other_machines: bool) -> None:
     """Becomes a driver of a Ray cluster.
+
+    Args:
+        address: Of its head.
+        other_machines: Whether nodes may be others than this one: they get our modules sent.
 
     Raises:
         LaunchError: If that fails.
@@ -219,15 +261,19 @@ def connect(address: str) -> None:
         knock(address)
     except RegrowError as error:
         raise LaunchError(str(error)) from None
-    # Where Ray's workers find our modules; they are of this machine.
+    # Where Ray's workers find our modules.
     paths = os.pathsep.join(path for path in sys.path if path and Path(path).is_dir())
+    modules: dict[str, Any] = {"env_vars": {"PYTHONPATH": paths}}
+    if other_machines:
+        package = str(Path(regrow.__file__).parent)
+        modules = {"py_modules": [package], "excludes": list(EXCLUDES)}
     try:
         ray.init(
             address=address,
             namespace="regrow",
             log_to_driver=False,
             logging_level="warning",
-            runtime_env={"env_vars": {"PYTHONPATH": paths}},
+            runtime_env=modules,
         )
     except Exception as error:  # noqa: BLE001 - Ray raises many kinds
         text = one_line(str(error))
@@ -246,7 +292,7 @@ def main(arguments: Sequence[str]) -> None:
     channel = socket.socket(fileno=int(fd))
     settings = json.loads(text)
     try:
-        connect(settings["address"])
+        connect(settings["address"], other_machines=settings["other_machines"])
     except LaunchError as error:
         channel.sendall(pack({"error": str(error)}))
         return

@@ -19,7 +19,8 @@ JOB_META: Final = "regrow-job"
 TOKEN_META: Final = "regrow-attempt"  # noqa: S105 - the name of a field
 RANK_META: Final = "regrow-rank"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_EXCLUDES: Final = ("__pycache__", ".git", ".venv", "*.pyc")
+EXCLUDES: Final = ("__pycache__", ".git", ".venv", "*.pyc")
+"""What is not uploaded."""
 
 
 @final
@@ -74,7 +75,7 @@ class RankJob:
             "env_vars": variables,
             # The rank's program: so that hosts need no installation of ours.
             "py_modules": [str(package)],
-            "excludes": list(_EXCLUDES),
+            "excludes": list(EXCLUDES),
         }
         if self.working_dir:
             env["working_dir"] = self.working_dir

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -18,9 +18,10 @@ from typing import Any, Final, final
 from regrow.config import RayConfig
 from regrow.errors import ControlError, LaunchError
 from regrow.launchers.base import HostSpec
-from regrow.launchers.handles import PidfdHandle
+from regrow.launchers.handles import PidfdHandle, ProcessHandle
 from regrow.launchers.local import (
     WORKER_ENTRY,
+    WORKER_MODULES,
     LocalLauncher,
     LocalProcess,
     worker_environ,
@@ -35,6 +36,7 @@ from regrow.processes import (
     spawn,
     telling_line,
 )
+from regrow.ray.host_actor import versions
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,34 @@ class RayProcess(PidfdHandle):
 
 
 @final
+class FarProcess(ProcessHandle):
+    """A worker on a node that may be another machine: its actor signals it, and tells how it ended."""
+
+    def __init__(
+        self,
+        pid: int,
+        loop: asyncio.AbstractEventLoop,
+        signal_it: Callable[[signal.Signals, bool], None],
+    ) -> None:
+        super().__init__(pid, loop)
+        self._signal_it = signal_it
+
+    def send(self, signum: signal.Signals) -> None:
+        """Sends it, and nothing that it has started, a signal."""
+        if self._cause is None:
+            self._signal_it(signum, False)
+
+    def _send_group(self, signum: signal.Signals) -> None:
+        if self._cause is None:
+            self._signal_it(signum, True)
+
+    def told(self, cause: str) -> None:
+        """Takes from its actor how it ended."""
+        if self._cause is None:
+            self._is_over(cause)
+
+
+@final
 @dataclass(slots=True)
 class _Group:
     """An incarnation of a slice: its place is given back when all its hosts have ended."""
@@ -96,6 +126,9 @@ class RayLauncher:
     """Starts hosts as workers of actors; what is no host is a process of this machine.
 
     The constructor needs no event loop; call it early, since it starts the imports.
+
+    Attributes:
+        channel_port: See `base.Launcher`.
     """
 
     def __init__(
@@ -117,23 +150,32 @@ class RayLauncher:
             log_level: TF_CPP_MIN_LOG_LEVEL of the workers.
         """
         self._config = config
+        self.channel_port: int | None = 0 if config.other_machines else None
         self._local = LocalLauncher(log_dir, log_level=log_level)
         self._log_dir = log_dir
         self._hosts_per_slice = hosts_per_slice
         environ = worker_environ(os.environ, log_level=log_level)
-        self._environ = environ | {RUN_MARK: os.environ.get(RUN_MARK, "")}
+        self._worker = {
+            "argv": python_argv("regrow.ray.worker_process", *WORKER_MODULES),
+            "environ": environ | {RUN_MARK: os.environ.get(RUN_MARK, "")},
+            "boot": boot_id(),
+            "far": config.other_machines,
+            "versions": versions(),
+        }
         self._settings = json.dumps(
             {
                 "address": config.address,
                 "resources": dict(config.resources),
                 "strategy": config.strategy,
+                "other_machines": config.other_machines,
                 "patience_s": start_deadline_s * _PATIENCE,
             }
         )
+        self._spare = {"hosts": hosts_per_slice, "worker": self._worker}
         self._logs: dict[str, HostLog] = {}
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._running: dict[tuple[int, int, int], RayProcess] = {}
+        self._running: dict[tuple[int, int, int], RayProcess | FarProcess] = {}
         self._groups: dict[tuple[int, int], _Group] = {}
         self._deaths = 0
         self._closed = False
@@ -149,11 +191,13 @@ class RayLauncher:
             environ = {name: one for name, one in os.environ.items() if name != "RAY_ADDRESS"}
             pid = spawn(argv, environ, output=output.fileno(), keep=[theirs.fileno()])
         ours.setblocking(False)
+        # Not among its arguments, which everybody on this machine may read.
+        ours.send(pack({"op": "spares", "number": self._config.spares, **self._spare}))
         return ours, Child(pid)
 
     # --- what the head asks for ---
 
-    async def start(self, spec: HostSpec) -> RayProcess:
+    async def start(self, spec: HostSpec) -> RayProcess | FarProcess:
         """Starts one host where Ray has a place for its slice.
 
         Raises:
@@ -168,7 +212,7 @@ class RayLauncher:
                 file.write(f"regrow: {error}\n")
             raise
 
-    async def _start(self, spec: HostSpec, path: Path) -> RayProcess:
+    async def _start(self, spec: HostSpec, path: Path) -> RayProcess | FarProcess:
         key = (spec.slice_index, spec.incarnation)
         group = self._groups.setdefault(key, _Group(set()))
         group.waiting += 1
@@ -186,7 +230,7 @@ class RayLauncher:
             if "error" in answer:
                 raise LaunchError(f"{spec.label}: {answer['error']}")
             try:
-                process = RayProcess(answer["pid"], asyncio.get_running_loop())
+                process = self._watched(spec, answer["pid"])
             except ProcessLookupError:
                 raise LaunchError(f"{spec.label} was gone before it could be watched") from None
             group.hosts.add(spec.host_index)
@@ -197,15 +241,27 @@ class RayLauncher:
         process.on_exit(lambda _: self._forget(spec))
         return process
 
+    def _watched(self, spec: HostSpec, pid: int) -> RayProcess | FarProcess:
+        loop = asyncio.get_running_loop()
+        if self.channel_port is None:
+            return RayProcess(pid, loop)
+
+        def signal_it(signum: signal.Signals, group: bool) -> None:
+            request = {"op": "signal", "slice": spec.slice_index, "host": spec.host_index}
+            self._say(
+                request | {"incarnation": spec.incarnation, "signal": int(signum), "group": group}
+            )
+
+        return FarProcess(pid, loop, signal_it)
+
     def _told(self, spec: HostSpec, path: Path) -> dict[str, Any]:
         return {
-            "argv": python_argv("regrow.ray.worker_process"),
-            "environ": self._environ,
+            "worker": self._worker,
             "log": str(path.absolute()),
             "entry": WORKER_ENTRY,
             "spec": spec.for_worker(),
             "name": f"rg-s{spec.slice_index}h{spec.host_index}",
-            "boot": boot_id(),
+            "port": self.channel_port,
         }
 
     async def start_entry(
@@ -247,10 +303,14 @@ class RayLauncher:
         if group is None or group.hosts or group.waiting or self._closed:
             return
         del self._groups[key]
-        with contextlib.suppress(OSError):
-            self._socket.send(pack({"op": "free", "slice": key[0], "incarnation": key[1]}))
+        self._say({"op": "free", "slice": key[0], "incarnation": key[1]})
 
     # --- the bridge ---
+
+    def _say(self, request: dict[str, Any]) -> None:
+        """Asks for what is not answered; a bridge that has ended has done it all."""
+        with contextlib.suppress(OSError):
+            self._socket.send(pack(request))
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
@@ -306,6 +366,10 @@ class RayLauncher:
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_result({"error": self._error or text})
+        for process in list(self._running.values()):
+            # One that is far away has ended with its actor, and nobody else can tell.
+            if isinstance(process, FarProcess):
+                process.told(text)
         self._socket.close()
         self._error = self._error or text
         self._ready.set()

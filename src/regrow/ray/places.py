@@ -9,6 +9,8 @@ from typing import Any, Final
 
 SLICE_LABEL: Final = "ray.io/tpu-slice-name"
 """Ray's label of nodes that are hosts of one TPU slice."""
+WORKER_LABEL: Final = "ray.io/tpu-worker-id"
+"""Ray's label of a host's place in its TPU slice."""
 
 Nodes = Sequence[Mapping[str, Any]]
 
@@ -62,3 +64,22 @@ def slice_names(nodes: Nodes, resources: Mapping[str, float], hosts: int) -> lis
         if _fits(node, resources) and node.get("Labels", {}).get(SLICE_LABEL)
     )
     return sorted(name for name, number in counted.items() if number >= hosts)
+
+
+def selectors(nodes: Nodes, name: str, hosts: int) -> list[dict[str, str]]:
+    """The labels of the node that each host of a slice is to be on.
+
+    Args:
+        nodes: As `ray.nodes()` lists them.
+        name: The TPU slice.
+        hosts: How many of its hosts are used.
+    """
+    workers = {
+        str(node["Labels"].get(WORKER_LABEL))
+        for node in nodes
+        if node.get("Alive") and node.get("Labels", {}).get(SLICE_LABEL) == name
+    }
+    # Neighbours in the slice are to be neighbours in ours; where Ray tells no places, any order does.
+    in_order = all(str(host) in workers for host in range(hosts))
+    order = ({WORKER_LABEL: str(host)} if in_order else {} for host in range(hosts))
+    return [{SLICE_LABEL: name} | one for one in order]

@@ -12,9 +12,19 @@ from regrow.processes import die_with_parent, set_name
 
 
 def main() -> None:
-    """Is a worker, until its actor or its head ends."""
-    told = msgpack.unpackb(sys.stdin.buffer.read())
+    """Is a worker, until its actor or its head ends; imports the modules it is given before."""
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    text = sys.stdin.buffer.read()
+    if not text:
+        # Its actor has ended before it was needed.
+        sys.exit(0)
+    told = msgpack.unpackb(text)
     die_with_parent(int(told["parent"]))
+    if told["log"]:
+        log = os.open(told["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     set_name(told["name"])
