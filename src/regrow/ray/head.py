@@ -33,12 +33,14 @@ from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python
 from regrow.ray.causes import mismatch, one_line
 from regrow.ray.cluster import require_ray
 from regrow.ray.settings import HANG_AFTER_S, START_ENVIRON, health_environ
+from regrow.ray.start import RAYLET_DIED
 
 DEFAULT_PORT: Final = 6379
 DEFAULT_DASHBOARD_PORT: Final = 8265
 _START_S: Final = 180.0
 # Others of this machine may start before it.
 _NODE_START_S: Final = 380.0
+_TRIES: Final = 3
 _POLITE_S: Final = 3.0
 _LOCK_S: Final = 200.0
 _ADDRESS: Final = re.compile(r"ray start --address='([^']+)'")
@@ -134,27 +136,37 @@ def start_head(
         UnsupportedError: If Ray is not installed.
     """
     require_ray()
-    health = health_environ(hang_after_s)
-    run_id = f"ray-{secrets.token_hex(8)}"
-    # Ray's sockets are in there, whose paths must be short.
-    base = tempfile.gettempdir()
-    base = base if len(base) <= _LONGEST_TEMP_DIR else "/tmp"  # noqa: S108 - mkdtemp's are private
-    temp_dir = tempfile.mkdtemp(prefix="rg-ray-", dir=base)
     words = [
         "--head",
         f"--port={port}",
         f"--num-cpus={num_cpus}",
         "--include-dashboard=true",
         f"--dashboard-port={dashboard_port}",
-        f"--temp-dir={temp_dir}",
         *([f"--node-ip-address={host}"] if host else []),
         *options,
     ]
+    health = health_environ(hang_after_s)
+    for _ in range(_TRIES - 1):
+        try:
+            return _start_head(words, health)
+        except ClusterStartError as error:
+            # It gives its agents 15 s to import what they need, which a busy machine may not do.
+            if RAYLET_DIED not in str(error):
+                raise
+    return _start_head(words, health)
+
+
+def _start_head(words: Sequence[str], health: dict[str, str]) -> RayHead:
+    run_id = f"ray-{secrets.token_hex(8)}"
+    # Ray's sockets are in there, whose paths must be short.
+    base = tempfile.gettempdir()
+    base = base if len(base) <= _LONGEST_TEMP_DIR else "/tmp"  # noqa: S108 - mkdtemp's are private
+    temp_dir = tempfile.mkdtemp(prefix="rg-ray-", dir=base)
     head = RayHead(run_id, "", "", temp_dir)
     try:
         # The dashboard's processes leave directories behind.
         environ = health | {"TMPDIR": temp_dir}
-        text = _ray_start(words, run_id, environ, _START_S)
+        text = _ray_start([*words, f"--temp-dir={temp_dir}"], run_id, environ, _START_S)
         address, dashboard = _ADDRESS.search(text), _DASHBOARD.search(text)
         if address is None or dashboard is None:
             raise ClusterStartError(f"ray start told no addresses: {one_line(text)}")

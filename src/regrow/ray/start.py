@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+RAYLET_DIED: Final = "Ray's raylet has died at its start"
 _PATIENCE_S: Final = 150.0
 _LOCK_S: Final = 200.0
 _POLL_S: Final = 0.1
@@ -84,7 +85,7 @@ def _be_patient(last_try: bool) -> None:
                     raise
                 if _a_child_has_died():
                     if last_try:
-                        raise SystemExit("Error: Ray's raylet has died at its start") from None
+                        raise SystemExit(f"Error: {RAYLET_DIED}") from None
                     os.execv(  # noqa: S606 - itself
                         sys.executable, [sys.executable, "-P", __file__, *sys.argv[1:]]
                     )
