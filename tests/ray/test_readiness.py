@@ -123,3 +123,13 @@ def test_a_dead_tpu_is_made_anew_and_the_time_to_join_begins_again() -> None:
 def test_wrong_policies(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         JoinPolicy(**wrong)  # type: ignore[arg-type]
+
+
+def test_hosts_whose_scripts_found_no_head_join_again_before_they_are_made_anew() -> None:
+    readiness = Readiness("t", JoinPolicy(join_s=1000, recreations=1))
+    seen = Sight("ready", "READY", 1, 2, "host 1: exit status 1: no GCS", lapsed=True)
+    for now in (0.0, 10.0):
+        assert isinstance(readiness.next(seen, now), Wait)
+        assert readiness.next(seen, now + 5) == Rejoin()
+    action = readiness.next(seen, 20.0)
+    assert action == Delete("the startup script of t failed: host 1: exit status 1: no GCS")

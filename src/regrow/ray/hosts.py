@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 import time
@@ -27,6 +28,8 @@ from regrow.ray.tpu import Say, TpuController, TpuSpec
 
 # ray start waits 30 s for a raylet that may come up later all the same.
 _LATE: Final = "timed out during startup"
+# Its words for a head that died while a host joined, or that the host cannot reach.
+_NO_HEAD: Final = re.compile(r"connect to GCS (within|at)|from GCS server|waiting for GCS")
 _STOCKOUT_S: Final = 15.0
 _PAUSE_S: Final = 0.5
 
@@ -134,7 +137,10 @@ class RayHosts:
             for rank, (status, text) in results.items()
             if status not in ("running", "0") and _LATE not in text
         ]
-        lapsed = bool(results) and all(status == "0" for status, _ in results.values())
+        lapsed = bool(results) and all(
+            status == "0" or (status != "running" and _NO_HEAD.search(text))
+            for status, text in results.values()
+        )
         error = failed[0] if failed else ""
         lost = generation == self._complete
         return Sight("ready", view.state, len(nodes), self.number, error, lapsed, lost), nodes

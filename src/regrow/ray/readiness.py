@@ -56,7 +56,8 @@ class Sight:
         joined: Hosts in the Ray cluster.
         expected: Hosts that there are to be.
         script_error: What a startup script said that has failed; empty if none has.
-        lapsed: Whether the scripts of all missing hosts have ended well: nothing is under way.
+        lapsed: Whether the scripts of all missing hosts have ended, well or for want of a head: nothing
+            is under way.
         lost: Whether all hosts had joined before: those that are missing have lost Ray.
     """
 
@@ -159,7 +160,7 @@ class Readiness:
             self._ready_since = now
         if sight.joined >= sight.expected:
             return Done()
-        if sight.script_error:
+        if sight.script_error and not (sight.lapsed and self._rejoins < _REJOINS):
             failed = f"the startup script of {self._tpu} failed: {sight.script_error}"
             # Hosts that are made anew have the same.
             return GiveUp(failed) if VERSION_MISMATCH in failed else self._again(failed)
