@@ -40,6 +40,10 @@ slice=$(ask attributes/tpu-env | sed -n "s/^MEGASCALE_SLICE_ID: '\\(.*\\)'$/\\1/
 address=$(ask network-interfaces/0/ip)
 rank=$(( ${{slice:-0}} * {hosts_per_slice} + ${{worker:-0}} ))
 log=$(mktemp)
+# Nothing is left of it even if this script is killed.
+exec 9<>"$log"
+rm -f "$log"
+log=/dev/fd/9
 [ -n "${again}" ] || tell {result} "running"
 (
   set -e
@@ -53,7 +57,6 @@ cat "$log"
 line=$(grep -m 1 -A 5 ' Version mismatch' "$log" | tr -s '\\n ' '  ')
 [ -n "$line" ] || line=$(sed 's/\\x1b\\[[0-9;]*m//g' "$log" | grep -E '([Ee]rror|ERROR|mismatch|not found|[Ff]ailed|No such)' | tail -n 1)
 [ -n "$line" ] || line=$(tail -n 1 "$log")
-rm -f "$log"
 tell {result} "$status ${{line:0:400}}"
 exit $status
 """
