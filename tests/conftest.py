@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = MARK_VALUE
+    # A shell has what it starts in the background ignore Ctrl-C, and so would every process of a test.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
