@@ -15,6 +15,7 @@ from regrow.worker.strings import Strings
 
 _PART_DEADLINE_S = 600.0
 _EPOCH_ENDED = re.compile(r"regrow epoch (\d+) ended: (.*)", re.DOTALL)
+_taking_apart = threading.Lock()
 
 
 def epoch_ended(epoch: int, message: str) -> str:
@@ -158,13 +159,18 @@ class Part:
         Raises:
             PartError: The part holds an error.
         """
-        self.settle()
-        if self.error is not None:
-            raise self.error.fresh()
-        if self.shards is None:
-            whole: Any = self.whole
-            self.shards = list(whole) if isinstance(whole, list) else shards_of(whole)
-        return self.shards
+        self._check()
+        shards = self.shards
+        return self._taken_apart() if shards is None else shards
+
+    def _taken_apart(self) -> list[Array]:
+        # Who comes late must not put back what another thread has moved to another domain meanwhile.
+        with _taking_apart:
+            if self.shards is None:
+                self._check()
+                whole: Any = self.whole
+                self.shards = list(whole) if isinstance(whole, list) else shards_of(whole)
+            return self.shards
 
     def arrays(self) -> Sequence[Array]:
         """What there is to wait for: the whole, or the shards.
@@ -172,12 +178,16 @@ class Part:
         Raises:
             PartError: The part holds an error.
         """
+        self._check()
+        whole = self.whole
+        if whole is not None:
+            return whole if isinstance(whole, list) else (whole,)
+        return self.shards or ()
+
+    def _check(self) -> None:
         self.settle()
         if self.error is not None:
             raise self.error.fresh()
-        if self.whole is not None:
-            return self.whole if isinstance(self.whole, list) else (self.whole,)
-        return self.shards or ()
 
     def move(self, domain: Domain) -> None:
         """Moves the arrays to another domain of this process, without a copy."""
