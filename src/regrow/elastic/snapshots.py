@@ -145,8 +145,7 @@ def restore(
             ]
             on_host = moved(joined, [one.with_memory_kind(PINNED) for one in shardings])
             on_device = jax.device_put(on_host, shardings, may_alias=False)
-            for array in on_device:
-                array.block_until_ready()
+            jax.block_until_ready(on_device)  # type: ignore[no-untyped-call]
             restored |= zip(group.places[part], on_device, strict=True)
             if axis_index is not None:
                 pinned |= zip(group.places[part], on_host, strict=True)
