@@ -16,20 +16,21 @@ from rays import LONG, raylet_at, until
 from regrow import LocalCluster
 from regrow.config import RayConfig
 from regrow.errors import ClusterStartError
-from regrow.processes import RUN_MARK, ancestor
+from regrow.processes import RUN_MARK, ProcessStat, ancestor
 from regrow.ray.head import RayHead
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NODES = ("127.61.0.1", "127.61.0.2")
 
 
-def start_node(head: RayHead, address: str) -> None:
+def start_node(head: RayHead, address: str, *options: str, resource: str = "tpu_host") -> None:
     """Starts a node that stays until the head is ended, whichever test has started it."""
     head.start_node(
         f"--node-ip-address={address}",
         "--num-cpus=1",
-        '--resources={"tpu_host": 1}',
+        f'--resources={{"{resource}": 1}}',
         "--include-log-monitor=false",
+        *options,
         environ={"REGROW_TEST_RUN": ""},
     )
 
@@ -146,6 +147,21 @@ def test_a_lost_slice_takes_over_a_spare_that_is_warm(two_nodes: RayHead) -> Non
         assert cluster.slices[0].pids == (warm,)
         assert total(cluster) == "28.0"
         until(lambda: _waiting(two_nodes))
+        (warm,) = _waiting(two_nodes)
+        stat = ProcessStat.of(warm)
+        assert stat is not None
+        os.kill(stat.parent, signal.SIGKILL)
+        until(lambda: set(_waiting(two_nodes)) - {warm})
+
+
+def test_each_slice_is_on_a_tpu_slice_of_its_own(head: RayHead) -> None:
+    for address, name in (("127.61.0.5", "a"), ("127.61.0.6", "b")):
+        label = f"--labels=ray.io/tpu-slice-name={name}"
+        start_node(head, address, label, resource="labelled")
+    ray = RayConfig(head.address, {"labelled": 1})
+    with LocalCluster(2, 2, restore_after=0.5, ray=ray, start_timeout_s=LONG) as cluster:
+        assert total(cluster) == "28.0"
+        assert [one.incarnation for one in cluster.slices] == [1, 1]
 
 
 def _waiting(head: RayHead) -> list[int]:

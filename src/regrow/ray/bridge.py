@@ -57,6 +57,7 @@ class Bridge:
         self._spares = Spares()
         self._making = asyncio.Lock()
         self._groups: dict[Key, asyncio.Task[Group]] = {}
+        self._tpu_slices: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -146,20 +147,26 @@ class Bridge:
             if not self._groups or not all(task.done() for task in self._groups.values()):
                 raise LaunchError("slices that are asked for come first")
             group = await self._place("regrow-spare", hosts, _SPARE_S)
+        try:
+            await self._prepare(group, hosts, worker)
+        except BaseException:
+            group.free()
+            raise
+        return group
+
+    async def _prepare(self, group: Group, hosts: int, worker: Mapping[str, Any]) -> None:
         for host in range(hosts):
             group.hosts[host] = _actor(group.placement, host, self._resources)
-        errors = await asyncio.gather(
-            *(actor.prepare.remote(worker) for actor in group.hosts.values())
-        )
-        error = next(filter(None, errors), "")
-        if error:
-            group.free()
+        async with asyncio.timeout(_ACTOR_S):
+            errors = await asyncio.gather(
+                *(actor.prepare.remote(worker) for actor in group.hosts.values())
+            )
+        if error := next(filter(None, errors), ""):
             raise LaunchError(error)
-        return group
 
     async def _place(self, name: str, hosts: int, patience_s: float) -> Group:
         import ray
-        from ray.util import placement_group, remove_placement_group
+        from ray.util import placement_group
 
         nodes = await asyncio.to_thread(ray.nodes)
         missing = lacking(nodes, self._resources, hosts, self._strategy)
@@ -173,29 +180,24 @@ class Bridge:
             name=f"{name}-{secrets.token_hex(4)}",
             bundle_label_selector=selectors(nodes, tpu_slice, hosts) if tpu_slice else None,
         )
+        group = Group(placement, tpu_slice, self._tpu_slices)
         try:
             async with asyncio.timeout(patience_s):
                 await placement.ready()
         except BaseException as error:
-            remove_placement_group(placement)
+            group.free()
             if not isinstance(error, TimeoutError):
                 raise
             raise LaunchError(
                 f"waited {patience_s:g} s for {describe(self._resources, hosts)}, which the "
                 "Ray cluster has, but others use"
             ) from None
-        return Group(placement, tpu_slice)
+        return group
 
     def _slice_name(self, nodes: Sequence[Mapping[str, Any]], hosts: int) -> str:
         """A TPU slice that no slice of ours is on; empty if nodes have no such labels."""
-        used = {
-            task.result().slice_name
-            for task in self._groups.values()
-            if task.done() and not task.cancelled() and task.exception() is None
-        }
-        used |= self._spares.slice_names
         names = slice_names(nodes, self._resources, hosts)
-        return next((name for name in names if name not in used), "")
+        return next((name for name in names if name not in self._tpu_slices), "")
 
     async def _signal(self, request: dict[str, Any]) -> None:
         task = self._groups.get((request["slice"], request["incarnation"]))

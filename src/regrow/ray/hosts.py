@@ -131,17 +131,7 @@ class RayHosts:
         if len(nodes) == self.number:
             self._complete = generation
             return Sight("ready", view.state, len(nodes), self.number), nodes
-        results = self._script_results(nodes)
-        failed = [
-            f"host {rank}: exit status {status}: {text}"
-            for rank, (status, text) in results.items()
-            if status not in ("running", "0") and _LATE not in text
-        ]
-        lapsed = bool(results) and all(
-            status == "0" or (status != "running" and _NO_HEAD.search(text))
-            for status, text in results.values()
-        )
-        error = failed[0] if failed else ""
+        error, lapsed = how_scripts_went(self._script_results(nodes))
         lost = generation == self._complete
         return Sight("ready", view.state, len(nodes), self.number, error, lapsed, lost), nodes
 
@@ -244,6 +234,28 @@ class RayHosts:
             if error.code not in (Code.NOT_FOUND, Code.ABORTED, Code.FAILED_PRECONDITION):
                 raise
             time.sleep(_PAUSE_S)
+
+
+def how_scripts_went(results: Mapping[int, tuple[str, str]]) -> tuple[str, bool]:
+    """What a startup script has failed with, and whether none is under way any more.
+
+    Those that have found no head are no failure while others go on: all are to join again then.
+
+    Args:
+        results: The exit status, or "running", and the last words of each, by rank.
+    """
+    under_way, headless, failed = False, "", ""
+    for rank, (status, text) in results.items():
+        said = f"host {rank}: exit status {status}: {text}"
+        if status == "running" or (status != "0" and _LATE in text):
+            under_way = True
+        elif status != "0" and _NO_HEAD.search(text):
+            headless = headless or said
+        elif status != "0":
+            failed = failed or said
+    if failed or under_way:
+        return failed, False
+    return headless, bool(results)
 
 
 def _generation(nodes: tuple[dict[str, object], ...]) -> str:

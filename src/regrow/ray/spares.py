@@ -22,23 +22,40 @@ class Group:
 
     Attributes:
         placement: Its placement group.
-        slice_name: Ray's name of the TPU slice that it is on; empty if it is on none.
         hosts: Its actors, by host.
     """
 
-    def __init__(self, placement: Any, slice_name: str) -> None:
+    def __init__(self, placement: Any, slice_name: str, used: set[str]) -> None:
+        """Uses a TPU slice until it is freed.
+
+        Args:
+            placement: Its placement group.
+            slice_name: Ray's name of the TPU slice that it is on; empty if it is on none.
+            used: Those that groups are on.
+        """
         self.placement = placement
-        self.slice_name = slice_name
         self.hosts: dict[int, Any] = {}
+        self._slice_name = slice_name
+        self._used = used
+        used.add(slice_name)
 
     def free(self) -> None:
         """Gives it back."""
         import ray
         from ray.util import remove_placement_group
 
+        self._used.discard(self._slice_name)
         for actor in self.hosts.values():
             ray.kill(actor)
         remove_placement_group(self.placement)
+
+    async def lives(self) -> bool:
+        """Whether all its hosts answer."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_ANSWER_S):
+                await asyncio.gather(*(one.answer.remote() for one in self.hosts.values()))
+            return True
+        return False
 
 
 @final
@@ -49,19 +66,15 @@ class Spares:
         """Has none until `keep` runs."""
         self._ready: list[Group] = []
 
-    @property
-    def slice_names(self) -> set[str]:
-        """The TPU slices that they are on."""
-        return {group.slice_name for group in self._ready}
-
     async def keep(self, number: int, make: Callable[[], Awaitable[Group]]) -> None:
-        """Makes up for those that were taken, for ever.
+        """Makes up for those that were taken or have died, for ever.
 
         Args:
             number: How many there are to be.
             make: Makes one.
         """
         while number:
+            await self._drop_dead()
             if len(self._ready) < number:
                 try:
                     self._ready.append(await make())
@@ -76,9 +89,14 @@ class Spares:
         """One whose hosts all live; None if there is none."""
         while self._ready:
             group = self._ready.pop(0)
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(_ANSWER_S):
-                    await asyncio.gather(*(one.answer.remote() for one in group.hosts.values()))
+            if await group.lives():
                 return group
             group.free()
         return None
+
+    async def _drop_dead(self) -> None:
+        for group in list(self._ready):
+            # Whoever has taken it meanwhile frees it.
+            if not await group.lives() and group in self._ready:
+                self._ready.remove(group)
+                group.free()
