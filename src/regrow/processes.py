@@ -18,6 +18,8 @@ from typing import Final, final
 
 RUN_MARK: Final = "REGROW_RUN"
 """Environment variable that every process of a cluster carries, with the id of the run."""
+HOST_MARK: Final = "REGROW_HOST_OF_RUN"
+"""Carried, too, by hosts that do not descend from their head: these nobody's script has started."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
@@ -314,12 +316,12 @@ def ancestor(pid: int, name: str) -> int | None:
     return None
 
 
-def marked(run_id: str) -> set[int]:
+def marked(run_id: str, *, by: str = RUN_MARK) -> set[int]:
     """Process ids of a run: those that carry its mark, and the descendants of these.
 
     A descendant that was started with an emptied environment is found through its parent.
     """
-    mark = f"\0{RUN_MARK}={run_id}\0".encode()
+    mark = f"\0{by}={run_id}\0".encode()
     parents = _parents()
     found = {pid for pid in parents if _carries(pid, mark)}
     return found | _below(found, parents)

@@ -244,6 +244,20 @@ def test_a_node_with_another_jax_is_refused_in_one_line(head: RayHead, tmp_path:
     )
 
 
+def test_the_end_of_a_script_is_no_notice_to_its_slices(two_nodes: RayHead) -> None:
+    where = ["--launcher", "ray", "--address", two_nodes.address, "--resources", '{"tpu_host": 1}']
+    script = ["--", sys.executable, "-c", "import jax; print(jax.device_count())"]
+    done = subprocess.run(
+        [sys.executable, "-m", "regrow", "run", *where, "--slices", "2", *script],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+    assert "suspended" not in done.stderr
+
+
 TRAINING = Path(__file__).parents[1] / "chaos" / "programs" / "proved_training.py"
 
 

@@ -20,7 +20,15 @@ from regrow.cli.signals import Received, SignalQueue
 from regrow.client.settings import DEFAULT_HEAD_DEADLINE_S
 from regrow.control import ControlConnection, Event, request
 from regrow.errors import ClusterError, ControlError, NoClusterError, RegrowError
-from regrow.processes import Child, children_of, descendants_of, die_with_parent, end_all, marked
+from regrow.processes import (
+    HOST_MARK,
+    Child,
+    children_of,
+    descendants_of,
+    die_with_parent,
+    end_all,
+    marked,
+)
 from regrow.supervise import Supervisor
 
 if TYPE_CHECKING:
@@ -307,8 +315,9 @@ class Runner:
         """What descends from us or carries the run's mark, but is not of the cluster."""
         head = self._supervisor.head.pid
         of_cluster = {head} | descendants_of({head})
-        ours = descendants_of({os.getpid()}) | marked(self._supervisor.state.run_id)
-        return ours - of_cluster
+        run_id = self._supervisor.state.run_id
+        ours = descendants_of({os.getpid()}) | marked(run_id)
+        return ours - of_cluster - marked(run_id, by=HOST_MARK)
 
     def _status(self) -> int:
         status = self._script.status

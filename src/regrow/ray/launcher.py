@@ -29,6 +29,7 @@ from regrow.launchers.local import (
 from regrow.launchers.logs import HostLog
 from regrow.launchers.template import pack, unpack
 from regrow.processes import (
+    HOST_MARK,
     RUN_MARK,
     Child,
     boot_id,
@@ -154,10 +155,11 @@ class RayLauncher:
         self._local = LocalLauncher(log_dir, log_level=log_level)
         self._log_dir = log_dir
         self._hosts_per_slice = hosts_per_slice
+        run_id = os.environ.get(RUN_MARK, "")
         environ = worker_environ(os.environ, log_level=log_level)
         self._worker = {
             "argv": python_argv("regrow.ray.worker_process", *WORKER_MODULES),
-            "environ": environ | {RUN_MARK: os.environ.get(RUN_MARK, "")},
+            "environ": environ | {RUN_MARK: run_id, HOST_MARK: run_id},
             "boot": boot_id(),
             "far": config.other_machines,
             "versions": versions(),
