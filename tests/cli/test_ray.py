@@ -77,6 +77,7 @@ def test_no_head_that_answers(capsys):
     ("words", "text"),
     [
         (["--address", "127.0.0.1:6379"], "--address need --launcher ray"),
+        (["--launcher", "ray", "--ray-spares", "-1"], "--ray-spares"),
         (["--launcher", "ray"], "no Ray cluster: give --address HOST:PORT"),
         (["--launcher", "ray", "--address", "x"], "'x' is no address of a Ray head"),
         (

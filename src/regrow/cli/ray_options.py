@@ -126,7 +126,7 @@ LAUNCHER_OPTIONS: Final[list[Callable[[Any], Any]]] = [
     ),
     click.option(
         "--ray-spares",
-        type=int,
+        type=click.IntRange(min=0),
         default=0,
         show_default=True,
         metavar="N",
