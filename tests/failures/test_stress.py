@@ -25,7 +25,7 @@ from regrow.processes import marked
 FAULTS = int(os.environ.get("REGROW_TEST_FAULTS", "60"))
 SEED = int(os.environ.get("REGROW_TEST_SEED", "1"))
 SCRIPT = Path(__file__).with_name("failure_training.py")
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "exit": signal.SIGTERM}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "exit": signal.SIGHUP}
 KINDS = ["kill"] * 5 + ["stop"] * 3 + ["exit", "links", "two"]
 RECOVERY_S = 25.0
 

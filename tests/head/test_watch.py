@@ -12,6 +12,7 @@ from head_client import Client
 from head_world import World, compiled, one, run, tiled
 from session_noise import compile_options, compiling, reshard
 
+from regrow.channel.digests import DigestRequest
 from regrow.errors import UsageError
 from regrow.wire.schema import proxy
 
@@ -114,6 +115,22 @@ def test_arrays_that_change_slices_are_resharded() -> None:
         async with watching(world, reshard=2) as tasks:
             client.give(executing(handle, 1))
             assert await begun(tasks) == {"reshard"}
+
+    run(main, **SIZES)
+
+
+def test_hashing_for_a_snapshot_begins_nothing() -> None:
+    async def main(world: World) -> None:
+        client = Client(world)
+        client.put(1, [0.0, 1.0], tiled([0, 1], (2,)))
+        request = compiling(DigestRequest((0, 1), 1).text().encode(), b"")
+        request.compile_request.program.type_name = "xla::ifrt::PluginProgram"
+        client.give(request)
+        handle = (await client.answer()).compile_response.loaded_executable_handle
+        async with watching(world, load=0, step=0, reshard=0) as tasks:
+            client.give(executing(handle, 1))
+            assert not (await client.answer()).response_metadata.status.code
+            assert await begun(tasks) == set()
 
     run(main, **SIZES)
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Set
 from typing import Any, Final, TypeAlias
 
 from regrow.head.buffers import Array
+from regrow.head.colocated import Colocated
 from regrow.head.executables import Executable
+from regrow.head.reshard import Reshard
 from regrow.head.tables import Tables
 from regrow.head.topology import Topology
 from regrow.wire import shardings
@@ -62,10 +64,9 @@ def _execution(program: Any, topology: Topology) -> Begun:
     if isinstance(program, Executable):
         slices = frozenset(program.placement.slices)
         return (("step", "collective") if len(slices) > 1 else ("step",)), slices
-    if program is None:
-        return _NOTHING
-    devices = getattr(program, "devices", None)
-    if devices is None:  # Colocated Python.
+    if isinstance(program, Colocated):
         return ("step",), frozenset(program.placement.slices)
-    targets = (device for target in program.targets for device in target.devices)
-    return ("reshard",), {topology.slice_of(device) for device in (*devices, *targets)}
+    if isinstance(program, Reshard):
+        targets = (device for target in program.targets for device in target.devices)
+        return ("reshard",), {topology.slice_of(device) for device in (*program.devices, *targets)}
+    return _NOTHING
