@@ -114,6 +114,7 @@ class Bench:
             "test", "run", "/home", str(folder), str(folder), slices, 2, hosts, **config
         )
         self.secret = new_secret()
+        self.channel_port: int | None = None
         self.processes: list[FakeProcess] = []
         self.launch_gate = asyncio.Event()
         self.launch_gate.set()
