@@ -69,6 +69,20 @@ def command(
     )
 
 
+def _wait_for_clients(control: ControlConnection) -> None:
+    """Waits until no client is left.
+
+    Raises:
+        ControlError: The head has ended.
+        WaitTimeout: A client stays.
+    """
+    deadline = time.monotonic() + SUSPEND_DEADLINE_S
+    while control.call("status")["clients"]:
+        if time.monotonic() > deadline:
+            raise WaitTimeout("the script to end", SUSPEND_DEADLINE_S)
+        time.sleep(_LOOK_EVERY_S)
+
+
 def _wait_for_end(control: ControlConnection) -> None:
     """Waits for a cluster that ends with its script, which may still have something to do.
 
@@ -90,13 +104,15 @@ def _end_job(state: ClusterState) -> None:
     with ControlConnection(state.control_socket) as control:
         control.call("suspend_job")
         say(f"{state.name}: waiting for the script to save its state and to end")
-        deadline = time.monotonic() + SUSPEND_DEADLINE_S
-        while control.call("status")["clients"]:
-            if time.monotonic() > deadline:
-                raise WaitTimeout("the script to end", SUSPEND_DEADLINE_S)
-            time.sleep(_LOOK_EVERY_S)
+        ends_with_script = state.purpose.startswith("regrow run")
+        try:
+            _wait_for_clients(control)
+        except ControlError:
+            # Between two looks a script can end, and its cluster with it.
+            if not ends_with_script:
+                raise
         with contextlib.suppress(ControlError):
-            if state.purpose.startswith("regrow run"):
+            if ends_with_script:
                 _wait_for_end(control)
             control.call("shutdown")
     say(f"{state.name} is suspended: start the script again to go on")
