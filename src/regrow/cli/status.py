@@ -106,7 +106,8 @@ def _since(one: dict[str, Any]) -> dict[str, Any] | None:
 def _row(one: dict[str, Any]) -> list[str]:
     since, event = _since(one), event_of(one)
     ready = sum(host["state"] == "ready" for host in one["hosts"])
-    pids = [str(host["pid"]) for host in one["hosts"] if host["pid"] is not None]
+    there = [host for host in one["hosts"] if host["state"] != "gone"]
+    pids = [str(host["pid"]) for host in there if host["pid"] is not None]
     told = f"{event['text']} ({duration(event['ago_s'])} ago)" if event is not None else ""
     return [
         str(one["index"]),
