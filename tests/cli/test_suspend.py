@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,8 @@ def test_slices_leave_and_come_back(regrow, here, one_line, tmp_path, monkeypatc
     status = json.loads(here("status", "--json").stdout)
     assert [one["state"] for one in status["slices"]] == ["suspended", "suspended"]
     assert status["suspended"]["url"] == place
+    rows = [line.split()[:5] for line in here("status").stdout.splitlines()]
+    assert ["1", "suspended", "1", "0/1", "-"] in rows
     assert "resume brings it back" in one_line(here("slice", "restore", "1"), 3)
     assert "resume them first" in one_line(here("suspend", "--job"), 3)
     shown = here("snapshot", "show", place)
@@ -66,6 +69,7 @@ def test_slices_leave_and_come_back(regrow, here, one_line, tmp_path, monkeypatc
     assert here("resume").returncode == 0
     assert here("suspend", "--job").returncode == 0
     regrow.nothing_left()
+    assert not Path(place).exists()
 
 
 def test_snapshots_of_clusters_that_are_gone(regrow, here, one_line):

@@ -50,13 +50,14 @@ def test_a_host_whose_files_may_not_grow(
     """The limit of a process stands in for the full disk, where no small disk can be made."""
     rig.client.do("begin")
     rig.client.do("steps", count=STEPS)
-    pid = rig.cluster.slices[1].pids[0]
+    place, pid = tmp_path / "place", rig.cluster.slices[1].pids[0]
     limit = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (1000, limit[1]))
     with pytest.raises(ClusterError, match=r"everything is as it was: .*: File too large$"):
-        rig.cluster.suspend(url=str(tmp_path))  # Nothing is there that need not be written.
+        rig.cluster.suspend(url=str(place))  # Nothing is there that need not be written.
+    assert os.listdir(place) == []
     resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
     assert rig.states() == ["up", "up"]
-    rig.cluster.suspend(url=str(tmp_path))
+    rig.cluster.suspend(url=str(place))
     rig.cluster.resume()
     assert rig.client.do("digest") == expected[0]

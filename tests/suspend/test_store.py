@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import random
 import shutil
@@ -265,18 +266,43 @@ def test_what_a_crash_leaves_of_a_snapshot_that_is_removed_is_none(
     assert os.listdir(tmp_path) == []
 
 
-def test_an_export_that_fails_leaves_no_half_of_an_array(tmp_path: Path) -> None:
+def exported(tmp_path: Path) -> tuple[Snapshots, Manifest]:
+    """A snapshot of one array that is whole."""
     hashes, _ = written(str(tmp_path / "job"), b"x" * 2500)
+    shards = ((3, 40, ((0, 5), (0, 125))),)
+    array = ArrayEntry(1, 7, 11, "float32", (5, 125), "1", "", shards)
     store = Snapshots(open_storage(str(tmp_path / "job")))
-    whole = dataclasses.replace(
-        manifest(1, hashes),
-        arrays=(
-            ArrayEntry(1, 7, 11, "float32", (5, 125), "1", "", ((3, 40, ((0, 5), (0, 125))),)),
-        ),
-    )
+    return store, dataclasses.replace(manifest(1, hashes), arrays=(array,))
+
+
+def test_an_export_that_fails_leaves_no_half_of_an_array(tmp_path: Path) -> None:
+    store, whole = exported(tmp_path)
     assert export(store, whole, tmp_path / "good") == (1, 0)
     assert sorted(os.listdir(tmp_path / "good")) == ["array00000.npy", "index.json"]
-    (tmp_path / "job" / "chunks" / hashes[-1]).write_bytes(b"y" * 500)
+    (tmp_path / "job" / "chunks" / list(whole.chunks())[-1]).write_bytes(b"y" * 500)
     with pytest.raises(StorageError, match="is damaged"):
         export(store, whole, tmp_path / "bad")
     assert os.listdir(tmp_path / "bad") == []
+    # The index of an earlier export would tell a mixture.
+    with pytest.raises(StorageError, match="is damaged"):
+        export(store, whole, tmp_path / "good")
+    assert os.listdir(tmp_path / "good") == ["array00000.npy"]
+
+
+def test_an_export_to_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It would end by SIGBUS if the file were written without room being made for it."""
+    store, whole = exported(tmp_path)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match="out cannot be written: No space left on device"):
+        export(store, whole, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_of_a_store_without_a_snapshot_nothing_stays(tmp_path: Path) -> None:
+    hashes, _ = written(str(tmp_path / "job"), b"x" * 2500)
+    assert Snapshots(open_storage(str(tmp_path / "job"))).sweep() == len(set(hashes))
+    assert os.listdir(tmp_path) == []

@@ -91,7 +91,8 @@ class Suspension:
         self.stored: Stored = {}
         self.number = 0
         self._store: Snapshots | None = None
-        self._needed = False  # A snapshot has what a lost slice held.
+        self._used: set[str] = set()  # Places where there are snapshots.
+        self._needed: set[str] = set()  # Those where one has what a lost slice held.
         self._turn = asyncio.Lock()
         self._awaited: dict[int, asyncio.Future[None]] = {}
         self._noticed: set[int] = set()
@@ -209,9 +210,10 @@ class Suspension:
             tuple(wanted), why, store, grace_s=grace_s, others=self.stored, above=self.number
         )
         self.number, self._store = saved.number, store
+        self._used.add(store.url)
         reach("head-committed")
         if lost := self._lost(wanted):
-            self._needed = True
+            self._needed.add(store.url)
             raise ControlError(f"{_named(lost)} had been lost meanwhile")
         self.stored |= saved.stored
         return {
@@ -418,9 +420,13 @@ class Suspension:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        own = self._store is not None and self._store.url == open_storage(self.place()).url
-        if self._store is not None and own and not self.stored and not self._needed:
-            await asyncio.to_thread(self._store.storage.clear)
+        if not self._used:
+            return
+        own, needed = open_storage(self.place()), set(self._needed)
+        if self.stored and self._store is not None:
+            needed.add(self._store.url)
+        if own.url in self._used - needed:
+            await asyncio.to_thread(own.clear)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

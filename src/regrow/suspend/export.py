@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,16 +130,20 @@ def export(store: Snapshots, manifest: Manifest, directory: Path) -> tuple[int, 
     written = 0
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        # An index of an earlier export would name arrays of this one, if this one fails.
+        (directory / INDEX).unlink(missing_ok=True)
         for number, one in enumerate(held(manifest)):
             name = f"array{number:05d}.npy"
             entry = _told(one)
             if one.whole and one.array.kind != STRING:
-                _write_whole(store.storage, one, directory / name, manifest.chunk_bytes)
+                with _whole(directory / name) as aside:
+                    _write(store.storage, one, aside, manifest.chunk_bytes)
                 entry["file"] = name
                 written += 1
             index.append(entry)
         told = {"why": manifest.why, "when": manifest.when, "arrays": index}
-        (directory / INDEX).write_text(json.dumps(told, indent=1), encoding="utf-8")
+        with _whole(directory / INDEX) as aside:
+            aside.write_text(json.dumps(told, indent=1), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror or error}") from None
     return written, len(index) - written
@@ -155,11 +161,12 @@ def _told(one: Held) -> dict[str, Any]:
     }
 
 
-def _write_whole(storage: Storage, one: Held, path: Path, chunk_bytes: int) -> None:
-    """Writes a file whole or not at all: half of an array would look like one with zeros."""
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file is written whole or not at all: half of an array would look like one with zeros."""
     aside = path.with_name(f".{path.name}")
     try:
-        _write(storage, one, aside, chunk_bytes)
+        yield aside
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -172,6 +179,9 @@ def _write(storage: Storage, one: Held, path: Path, chunk_bytes: int) -> None:
         np.save(path, np.empty(one.array.shape, plain))
         return
     out = np.lib.format.open_memmap(path, "w+", plain, one.array.shape)
+    with path.open("r+b") as file:
+        # Where a disk has no room a mapped page would be the end of the process (SIGBUS).
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
     for region, shard in one.regions().items():
         room = np.empty(shard.dims, plain)
         read_shards(

@@ -80,7 +80,8 @@ class Snapshots:
     def sweep(self, kept: int = KEPT) -> int:
         """Removes old snapshots, and chunks that none needs; returns how many files went.
 
-        Nobody may write to this store meanwhile. A manifest that cannot be read keeps everything.
+        Nobody may write to this store meanwhile. A manifest that cannot be read keeps everything; of a
+        store without any snapshot nothing stays.
 
         Raises:
             StorageError: The storage does not answer, or a manifest is damaged.
@@ -96,6 +97,8 @@ class Snapshots:
             self.storage.remove(f"{MANIFESTS}/{name}")
         for name in found.chunks:
             self.storage.remove(f"{CHUNKS}/{name}")
+        if not numbers:
+            self.storage.clear()
         return len(found.manifests) + len(halves) + len(found.chunks)
 
     def clear(self) -> None:
