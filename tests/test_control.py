@@ -194,18 +194,18 @@ def test_shutdown_is_answered_first(served):
 def test_whoever_waits_is_told_of_the_end(served):
     errors: list[Exception] = []
 
-    def wait() -> None:
+    def wait(connection: ControlConnection) -> None:
         try:
-            request(served.path, "wait_healthy", timeout_s=5)
+            connection.call("wait_healthy", timeout_s=5)
         except ControlError as error:
             errors.append(error)
 
-    waiter = threading.Thread(target=wait)
-    waiter.start()
     with ControlConnection(served.path) as connection:
         connection.call("status")
-    served.close()
-    waiter.join(5)
+        waiter = threading.Thread(target=wait, args=(connection,))
+        waiter.start()
+        served.close()
+        waiter.join(5)
     assert len(errors) == 1
 
 
