@@ -59,13 +59,20 @@ def run(directory: Path) -> list[str]:
         rig.client.do("steps", count=STEPS)
         store = Snapshots(open_storage(rig.cluster.suspend()["url"]))
         rig.cluster.resume()
-        before, room, full = store.read(), 0, []
+        before, room, full, again = store.read(), 0, [], 0
         rig.client.do("steps", count=1)
         while True:
             fill(disk, room)
             error = refused(rig)
             if error is None:
-                break
+                assert store.read().number == before.number + 1
+                if MANIFESTS in full:
+                    break
+                # Hosts that wrote the same at once had needed more room the time before.
+                rig.cluster.resume()
+                before, room, again = store.read(), 0, again + 1
+                rig.client.do("steps", count=1)
+                continue
             assert error.startswith("slices 0, 1 not suspended, everything is as it was: "), error
             assert error.endswith(": No space left on device"), error
             assert "\n" not in error
@@ -73,12 +80,11 @@ def run(directory: Path) -> list[str]:
             check_store(store, before)
             rig.client.do("steps", count=1)
             full.append(CHUNKS if f"/{CHUNKS}/" in error else MANIFESTS)
-            room += 2
-        assert store.read().number == before.number + 1
+            room += 1  # A manifest may be as small as a page.
         rig.cluster.resume()
         found = rig.client.do("digest")
         rig.client.do("begin")
-        rig.client.do("steps", count=STEPS + 1 + len(full))
+        rig.client.do("steps", count=STEPS + 1 + len(full) + again)
         assert rig.client.do("digest") == found
     return full
 
