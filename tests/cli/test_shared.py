@@ -110,12 +110,12 @@ class Pool:
 
     def kill_process(self, module: str) -> None:
         """Kills the manager or the machines; returns when there is another one."""
-        self.until(lambda: self._processes(module))
-        (pid,) = self._processes(module)
+        self.until(lambda: self.processes(module))
+        (pid,) = self.processes(module)
         os.kill(pid, signal.SIGKILL)
-        self.until(lambda: self._processes(module) - {pid})
+        self.until(lambda: self.processes(module) - {pid})
 
-    def _processes(self, module: str) -> set[int]:
+    def processes(self, module: str) -> set[int]:
         found = set()
         for pid in children_of(self.state.supervisor.pid):
             with contextlib.suppress(OSError):
@@ -232,6 +232,23 @@ def test_what_a_shared_cluster_cannot_be(regrow, one_line, tmp_path) -> None:
     assert "no cluster named 'nowhere' runs" in one_line(unknown, 3)
     unknown = regrow("run", "--cluster", str(tmp_path / "jobs.sock"), PROGRAM)
     assert "no shared cluster answers at" in one_line(unknown, 3)
+
+
+def test_a_manager_may_be_killed_often_but_not_end_often(regrow, pools, tmp_path) -> None:
+    pool = pools(1, "--log-dir", str(tmp_path / "logs"))
+    for _ in range(6):
+        pool.kill_process("regrow.jobs")
+    pool.until(lambda: [one["state"] for one in pool.status()["slices"]] == ["idle"])
+    log = tmp_path / "logs" / "supervisor.log"
+    deadline = time.monotonic() + 120
+    # Where the machine is so slow that it lives for ten seconds, it takes longer.
+    while "regrow: the manager ended (SIGABRT (signal 6))\n" not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        for pid in pool.processes("regrow.jobs"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        time.sleep(0.05)
+    regrow.nothing_left()
 
 
 @pytest.mark.slow

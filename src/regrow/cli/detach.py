@@ -32,12 +32,18 @@ def hand_over(ready_fd: int, lines: Sequence[str], log: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     os.write(ready_fd, json.dumps({"lines": list(lines)}).encode())
-    os.close(ready_fd)
+    # Its number stays taken: an error that comes later must not be written to another file.
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, ready_fd, inheritable=False)
+    os.close(nowhere)
 
 
 def hand_over_error(ready_fd: int, error: RegrowError) -> int:
-    """Tells whoever waits for the start why there is none; returns the exit status."""
-    # It may have been told of a good start already.
+    """Tells whoever waits for the start why there is none; returns the exit status.
+
+    Who was told of a good start waits no longer: then it is told in the log.
+    """
+    say(str(error))
     with contextlib.suppress(OSError):
         os.write(ready_fd, json.dumps({"error": error_to_json(error)}).encode())
     return 1

@@ -36,6 +36,7 @@ _TELL_EVERY_S: Final = 10.0
 _END_S: Final = 5.0
 _HOPELESS: Final = 5
 _LIVED_S: Final = 10.0
+_KILLED: Final = 128 + signal.SIGKILL
 
 
 @final
@@ -53,11 +54,14 @@ class _Kept:
         """Starts it again, for it has ended; returns how.
 
         Raises:
-            ClusterError: It has ended too often, soon after its start.
+            ClusterError: It has ended by itself too often, soon after its start.
         """
         cause = self.child.wait(1.0)
         lived_s = time.monotonic() - self._began_at
-        self._failures = self._failures + 1 if lived_s < _LIVED_S else 1
+        if self.child.status == _KILLED:
+            self._failures = 0  # That was done to it, and says nothing of the next one.
+        else:
+            self._failures = self._failures + 1 if lived_s < _LIVED_S else 1
         if self._failures >= _HOPELESS or self.child.status in (2, 3):
             raise ClusterError(f"the {self.name} ended ({cause}){last_words(config, self.name)}")
         self._began_at = time.monotonic()
