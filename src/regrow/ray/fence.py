@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, final
 
 from regrow.errors import FencedError, UsageError, WaitTimeout
+from regrow.ray.locks import try_lock
 
 ATTEMPT_VARIABLE: Final = "REGROW_RAY_ATTEMPT"
 _TOKEN_FILE: Final = ".regrow-attempt"  # noqa: S105 - a file's name
@@ -133,7 +134,7 @@ class Guard:
             draft.write_text(token, encoding="utf-8")
             draft.replace(self._directory / _TOKEN_FILE)
             deadline = time.monotonic() + timeout_s
-            while not _try_lock(descriptor):
+            while not try_lock(descriptor):
                 if time.monotonic() > deadline:
                     what = f"ranks of an earlier attempt to stop writing to {self._directory}"
                     raise WaitTimeout(what, timeout_s)
@@ -174,11 +175,3 @@ class Guard:
         # Not inherited: a child that lives longer would hold the lock.
         flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC
         return os.open(self._directory / _LOCK_FILE, flags, 0o600)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -32,6 +31,7 @@ from regrow.home import Home
 from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python_argv
 from regrow.ray.causes import mismatch, one_line
 from regrow.ray.cluster import require_ray
+from regrow.ray.locks import try_lock
 from regrow.ray.settings import HANG_AFTER_S, START_ENVIRON, health_environ
 from regrow.ray.start import RAYLET_DIED
 
@@ -246,15 +246,11 @@ class HeadEntry:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         deadline = time.monotonic() + _LOCK_S
         with (self._directory / "lock").open("w") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        what = "another command that starts or ends the Ray head"
-                        raise WaitTimeout(what, _LOCK_S) from None
-                    time.sleep(0.05)
+            while not try_lock(file):
+                if time.monotonic() > deadline:
+                    what = "another command that starts or ends the Ray head"
+                    raise WaitTimeout(what, _LOCK_S)
+                time.sleep(0.05)
             yield
 
     def up(self, **values: object) -> RayHead:

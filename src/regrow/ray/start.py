@@ -10,13 +10,14 @@ raylets that start at once would take the same socket: this file is locked while
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any, Final
+
+from regrow.ray.locks import try_lock
 
 RAYLET_DIED: Final = "Ray's raylet has died at its start"
 _PATIENCE_S: Final = 150.0
@@ -51,7 +52,7 @@ def _alone() -> Iterator[None]:
     descriptor = os.open(__file__, os.O_RDONLY | os.O_CLOEXEC)
     deadline = time.monotonic() + _LOCK_S
     try:
-        while not _try_lock(descriptor):
+        while not try_lock(descriptor):
             if time.monotonic() > deadline:
                 text = f"Error: waited {_LOCK_S:g} s for other raylets of this machine to start"
                 raise SystemExit(text)
@@ -59,14 +60,6 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _be_patient(last_try: bool) -> None:
