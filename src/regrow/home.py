@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import secrets
@@ -28,6 +27,7 @@ from typing import Any, Final, final
 
 from regrow.config import MAX_SOCKET_PATH_BYTES, check_name
 from regrow.errors import ClusterError, ClusterStartError, NoClusterError, UsageError
+from regrow.locks import lock
 from regrow.processes import ProcessId, end_run
 
 HOME_VARIABLE: Final = "REGROW_HOME"
@@ -297,19 +297,12 @@ class Home:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self._clusters.mkdir(mode=0o700, parents=True, exist_ok=True)
-        deadline = time.monotonic() + _LOCK_DEADLINE_S
-        with (self.path / "lock").open("ab") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise ClusterError(
-                            f"waited {_LOCK_DEADLINE_S:g} s for another command to let go of "
-                            f"{self.path}/lock"
-                        ) from None
-                    time.sleep(0.005)
+        with (self.path / "lock").open("ab") as file:
+            if not lock(file, timeout_s=_LOCK_DEADLINE_S):
+                raise ClusterError(
+                    f"waited {_LOCK_DEADLINE_S:g} s for another command to let go of "
+                    f"{self.path}/lock"
+                )
             yield
 
 

@@ -6,7 +6,6 @@ something is remembered to have been told.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
@@ -17,6 +16,7 @@ from typing import Any, Final, final
 from regrow.errors import ClusterError, ClusterStartError
 from regrow.jobs.model import Change
 from regrow.jobs.records import shallow
+from regrow.locks import lock
 
 STATE_NAME: Final = "jobs.sqlite"
 _KEPT_CHANGES: Final = 10_000
@@ -50,11 +50,8 @@ class Store:
         except OSError as error:
             raise ClusterError(f"the resource manager's directory {folder}: {error}") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise ClusterStartError(f"another resource manager runs in {folder}") from None
-        try:
+            if not lock(self._lock):
+                raise ClusterStartError(f"another resource manager runs in {folder}")
             self._database = self._open()
         except BaseException:
             os.close(self._lock)

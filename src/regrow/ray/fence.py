@@ -13,19 +13,17 @@ import contextlib
 import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, final
 
 from regrow.errors import FencedError, UsageError, WaitTimeout
-from regrow.ray.locks import try_lock
+from regrow.locks import lock
 
 ATTEMPT_VARIABLE: Final = "REGROW_RAY_ATTEMPT"
 _TOKEN_FILE: Final = ".regrow-attempt"  # noqa: S105 - a file's name
 _LOCK_FILE: Final = ".regrow-attempt.lock"
-_POLL_S: Final = 0.02
 
 
 @final
@@ -133,12 +131,9 @@ class Guard:
             draft = self._directory / f"{_TOKEN_FILE}.{os.getpid()}"
             draft.write_text(token, encoding="utf-8")
             draft.replace(self._directory / _TOKEN_FILE)
-            deadline = time.monotonic() + timeout_s
-            while not try_lock(descriptor):
-                if time.monotonic() > deadline:
-                    what = f"ranks of an earlier attempt to stop writing to {self._directory}"
-                    raise WaitTimeout(what, timeout_s)
-                time.sleep(_POLL_S)
+            if not lock(descriptor, timeout_s=timeout_s):
+                what = f"ranks of an earlier attempt to stop writing to {self._directory}"
+                raise WaitTimeout(what, timeout_s)
             self.check(token)
 
     def holder(self) -> str:

@@ -28,10 +28,10 @@ from typing import Final, final
 
 from regrow.errors import ClusterStartError, NoClusterError, UsageError, WaitTimeout
 from regrow.home import Home
+from regrow.locks import lock
 from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python_argv
 from regrow.ray.causes import mismatch, one_line
 from regrow.ray.cluster import require_ray
-from regrow.ray.locks import try_lock
 from regrow.ray.settings import HANG_AFTER_S, START_ENVIRON, health_environ
 from regrow.ray.start import RAYLET_DIED
 
@@ -244,13 +244,9 @@ class HeadEntry:
             WaitTimeout: If another one takes too long.
         """
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        deadline = time.monotonic() + _LOCK_S
         with (self._directory / "lock").open("w") as file:
-            while not try_lock(file):
-                if time.monotonic() > deadline:
-                    what = "another command that starts or ends the Ray head"
-                    raise WaitTimeout(what, _LOCK_S)
-                time.sleep(0.05)
+            if not lock(file, timeout_s=_LOCK_S):
+                raise WaitTimeout("another command that starts or ends the Ray head", _LOCK_S)
             yield
 
     def up(self, **values: object) -> RayHead:

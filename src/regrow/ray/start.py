@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from regrow.ray.locks import try_lock
+from regrow.locks import lock
 
 RAYLET_DIED: Final = "Ray's raylet has died at its start"
 _PATIENCE_S: Final = 150.0
@@ -50,13 +50,10 @@ def _alone() -> Iterator[None]:
     """Holds off other raylets that start on this machine."""
     # Not inherited: a raylet would hold the lock.
     descriptor = os.open(__file__, os.O_RDONLY | os.O_CLOEXEC)
-    deadline = time.monotonic() + _LOCK_S
     try:
-        while not try_lock(descriptor):
-            if time.monotonic() > deadline:
-                text = f"Error: waited {_LOCK_S:g} s for other raylets of this machine to start"
-                raise SystemExit(text)
-            time.sleep(0.05)
+        if not lock(descriptor, timeout_s=_LOCK_S):
+            text = f"Error: waited {_LOCK_S:g} s for other raylets of this machine to start"
+            raise SystemExit(text)
         yield
     finally:
         os.close(descriptor)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import secrets
@@ -23,6 +22,7 @@ from typing import Final, final
 from regrow.cloud.hosts.spec import SERVER_FILE, write_file
 from regrow.errors import ClusterStartError, NoClusterError
 from regrow.home import Home
+from regrow.locks import lock
 from regrow.processes import ProcessId
 
 DEFAULT_PORT: Final = 8470
@@ -76,19 +76,17 @@ class StateDir:
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = (self.path / _LOCK).open("ab")
+            file = (self.path / _LOCK).open("ab")
         except OSError as error:
             raise ClusterStartError(f"cannot write to {self.path}: {error}") from None
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with file:
+            if not lock(file):
                 server = self._read()
                 where = f" ({server.endpoint}, pid {server.process.pid})" if server else ""
                 raise ClusterStartError(
                     f"a local Cloud TPU runs already in {self.path}{where}; end it with: regrow cloud "
                     "down, or give another --state-dir"
-                ) from None
+                )
             try:
                 yield
             finally:
