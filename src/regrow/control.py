@@ -11,7 +11,6 @@ import contextlib
 import json
 import socket
 import time
-from types import TracebackType
 from typing import Any, Final, Literal, TypedDict, final
 
 from regrow import errors
@@ -150,12 +149,7 @@ class ControlConnection:
     def __enter__(self) -> ControlConnection:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

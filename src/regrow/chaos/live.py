@@ -8,7 +8,6 @@ import selectors
 import threading
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Final, final
 
 from regrow.chaos.ability import check_possible
@@ -62,12 +61,7 @@ class Chaos:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._thread is not None
         assert self._injector is not None
         os.close(self._stop)

@@ -9,7 +9,7 @@ import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, final
 
 _SFD_CLOEXEC: Final = os.O_CLOEXEC
@@ -52,12 +52,7 @@ class SignalQueue:
     def __enter__(self) -> SignalQueue:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._former)
 

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, final
 
 from regrow.config import HeadConfig
@@ -116,12 +115,7 @@ class SharedSupervisor:
     def __enter__(self) -> SharedSupervisor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

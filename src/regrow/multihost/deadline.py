@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Final, Self, final
 
 from regrow.client.notice import say
@@ -69,12 +68,7 @@ class StepDeadline:
         threading.Thread(target=self._watch, name="regrow-deadline", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Final, final
 
 from regrow.errors import NoClusterError
@@ -46,12 +45,7 @@ class LogKeeper:
     def __enter__(self) -> LogKeeper:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def path(self, rank: int) -> Path:
