@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from regrow.cloud.machine.admission import check_zone
 from regrow.cloud.names import Place
-from regrow.cloud.resources import ApiVersion, Operation
+from regrow.cloud.resources import ApiVersion, Node, Operation, QueuedResource
 from regrow.cloud.server.decode import boolean, parse_body, parse_query
 from regrow.cloud.server.engine import Engine
 from regrow.cloud.server.filters import parse_filter
@@ -23,6 +23,7 @@ ALPHA: Final[tuple[ApiVersion, ...]] = ("v2alpha1",)
 ZONE: Final = "projects/*/locations/*"
 PAGED: Final = ("pageSize", "pageToken")
 _SEGMENT: Final = r"([^/:]+)"
+_Record = TypeVar("_Record", Node, QueuedResource, Operation)
 
 
 @final
@@ -72,6 +73,10 @@ class Call:
         """Shows an operation."""
         return self.renderer.operation(operation, self.version, ints=self.ints)
 
+    def do(self, request: Callable[[float], Operation]) -> dict[str, Any]:
+        """Has it done, and shows the operation."""
+        return self.operation(self.engine.do(request))
+
     def places(self) -> list[Place]:
         """The places that a list is about: the zone "-" means all of them.
 
@@ -97,6 +102,13 @@ class Call:
             return {field: taken, **more}
         taken, more = page(list(items), self.query)
         return {field: [show(one) for one in taken], **more}
+
+    def listed_records(
+        self, field: str, records: Iterable[_Record], show: Callable[[_Record], Any]
+    ) -> dict[str, Any]:
+        """A page of the records that are in the places of the list."""
+        places = self.places()
+        return self.listed(field, ((one.seq, one) for one in records if one.place in places), show)
 
     def listed_here(
         self, field: str, names: Iterable[str], show: Callable[[str, Place], Any]

@@ -27,11 +27,8 @@ def _get_operation(call: Call) -> Any:
 
 
 def _list_operations(call: Call) -> Any:
-    places = call.places()
-    items = call.engine.plane.tables.operations.values()
-    return call.listed(
-        "operations", ((one.seq, one) for one in items if one.place in places), call.operation
-    )
+    operations = call.engine.plane.tables.operations.values()
+    return call.listed_records("operations", operations, call.operation)
 
 
 def _cancel_operation(call: Call) -> Any:

@@ -12,7 +12,7 @@ from regrow.cloud.server.decode import camel
 
 def _create(call: Call) -> Any:
     plane = call.engine.plane
-    operation = call.engine.do(
+    return call.do(
         lambda now: plane.nodes.create(
             call.place,
             call.query.get("nodeId", ""),
@@ -22,7 +22,6 @@ def _create(call: Call) -> Any:
             request_id=call.request_id,
         )
     )
-    return call.operation(operation)
 
 
 def _get(call: Call) -> Any:
@@ -31,11 +30,9 @@ def _get(call: Call) -> Any:
 
 
 def _list(call: Call) -> Any:
-    places = call.places()
-    items = call.engine.plane.tables.nodes.values()
-    return call.listed(
+    return call.listed_records(
         "nodes",
-        ((one.seq, one) for one in items if one.place in places),
+        call.engine.plane.tables.nodes.values(),
         lambda one: call.renderer.node(one, call.version, ints=call.ints),
     )
 
@@ -62,33 +59,26 @@ def _patch(call: Call) -> Any:
         if inner:
             value = node.body.get(outer, {}) | {inner: (value or {}).get(inner, False)}
         changes[outer] = value
-    return call.operation(
-        call.engine.do(lambda now: plane.nodes.patch(call.path, changes, now, version=call.version))
-    )
+    return call.do(lambda now: plane.nodes.patch(call.path, changes, now, version=call.version))
 
 
 def _delete(call: Call) -> Any:
     plane = call.engine.plane
-    operation = call.engine.do(
+    return call.do(
         lambda now: plane.nodes.delete(
             call.path, now, version=call.version, request_id=call.request_id
         )
     )
-    return call.operation(operation)
 
 
 def _stop(call: Call) -> Any:
     plane = call.engine.plane
-    return call.operation(
-        call.engine.do(lambda now: plane.nodes.stop(call.path, now, version=call.version))
-    )
+    return call.do(lambda now: plane.nodes.stop(call.path, now, version=call.version))
 
 
 def _start(call: Call) -> Any:
     plane = call.engine.plane
-    return call.operation(
-        call.engine.do(lambda now: plane.nodes.start(call.path, now, version=call.version))
-    )
+    return call.do(lambda now: plane.nodes.start(call.path, now, version=call.version))
 
 
 def _workers(call: Call, node: Node) -> list[int]:
@@ -121,10 +111,8 @@ def _guest_attributes(call: Call) -> Any:
 def _maintain(call: Call) -> Any:
     plane = call.engine.plane
     _workers(call, plane.nodes.get(call.path))
-    return call.operation(
-        call.engine.do(
-            lambda now: plane.nodes.maintain([call.path], call.path, now, version=call.version)
-        )
+    return call.do(
+        lambda now: plane.nodes.maintain([call.path], call.path, now, version=call.version)
     )
 
 

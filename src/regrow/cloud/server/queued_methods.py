@@ -13,7 +13,7 @@ from regrow.cloud.server.render import upcoming_maintenance
 def _create(call: Call) -> Any:
     plane = call.engine.plane
     queued_id = call.query.get("queuedResourceId", "")
-    operation = call.engine.do(
+    return call.do(
         lambda now: plane.queued.create(
             call.place,
             queued_id,
@@ -23,7 +23,6 @@ def _create(call: Call) -> Any:
             request_id=call.request_id,
         )
     )
-    return call.operation(operation)
 
 
 def _get(call: Call) -> Any:
@@ -32,30 +31,25 @@ def _get(call: Call) -> Any:
 
 
 def _list(call: Call) -> Any:
-    places = call.places()
-    items = call.engine.plane.tables.queued.values()
-    return call.listed(
+    return call.listed_records(
         "queuedResources",
-        ((one.seq, one) for one in items if one.place in places),
+        call.engine.plane.tables.queued.values(),
         lambda one: call.renderer.queued(one, call.version, ints=call.ints),
     )
 
 
 def _delete(call: Call) -> Any:
     plane, force = call.engine.plane, call.force
-    operation = call.engine.do(
+    return call.do(
         lambda now: plane.queued.delete(
             call.path, now, force=force, version=call.version, request_id=call.request_id
         )
     )
-    return call.operation(operation)
 
 
 def _reset(call: Call) -> Any:
     plane = call.engine.plane
-    return call.operation(
-        call.engine.do(lambda now: plane.queued.reset(call.path, now, version=call.version))
-    )
+    return call.do(lambda now: plane.queued.reset(call.path, now, version=call.version))
 
 
 def _maintain(call: Call) -> Any:
@@ -65,11 +59,7 @@ def _maintain(call: Call) -> Any:
     full = [name if "/" in name else queued.place.child(Node.kind, name) for name in names]
     if not full or not set(full) <= set(queued.node_names):
         raise invalid(f"node_names must name nodes of {queued.name}.")
-    return call.operation(
-        call.engine.do(
-            lambda now: plane.nodes.maintain(full, queued.name, now, version=call.version)
-        )
-    )
+    return call.do(lambda now: plane.nodes.maintain(full, queued.name, now, version=call.version))
 
 
 def _maintenance(call: Call) -> Any:
