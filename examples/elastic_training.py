@@ -2,8 +2,8 @@
 
     regrow run --slices 3 --devices-per-slice 2 --chaos kill:1@25s examples/elastic_training.py
 
-The loop is the one of the Pathways documentation with its blanks filled in. It knows nothing of what
-is going to happen to the slices: `elastic_retry` starts it again on those that are left, Orbax's
+The loop in `train` is the one of the Pathways documentation with its blanks filled in. It knows nothing
+of what is going to happen to the slices: `elastic_retry` starts it again on those that are left, Orbax's
 `Snapshotter` holds the training state in the memory of every slice, and grain's `ElasticIterator`
 holds one position in the data that is good for any number of slices. The model is in `byte_model.py`
 and what you see is in `training_report.py`.
@@ -53,37 +53,73 @@ def active_devices(elastic_manager: manager.Manager) -> list[jax.Device]:
     ]
 
 
-def create_mesh(elastic_manager: manager.Manager, devices_per_slice: int) -> jax.sharding.Mesh:
+def create_mesh(elastic_manager: manager.Manager) -> jax.sharding.Mesh:
     """One replica a slice; the model is split over the devices of a slice."""
-    device_array = np.asarray(active_devices(elastic_manager)).reshape(
-        (elastic_manager.active_slice_count, devices_per_slice)
-    )
+    slices = elastic_manager.active_slice_count
+    device_array = np.asarray(active_devices(elastic_manager)).reshape((slices, -1))
     return jax.sharding.Mesh(device_array, axis_names=("replica", "model"))
 
 
-def position(data_iterator: Any) -> int:
-    """The number of the next record in the data."""
-    return int(data_iterator.get_state()["global_next_index"])
+def abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
+    """What an array is like, without what is in it."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
-def initialize_training_loop(
-    mesh: jax.sharding.Mesh, settings: Settings
-) -> tuple[Any, Any, Callable[..., Any], Any]:
-    """The first state, its shapes and shardings, the compiled step and the data, for a mesh."""
-    state = init_state(mesh, settings.size, OPTIMIZER)
-    abstract_state = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-    )
-    data_iterator = make_iterator(settings.size.context, settings.batch)
-    return state, abstract_state, make_train_step(mesh, OPTIMIZER), data_iterator
+@dataclass
+class Training:
+    """A training as it is laid out over a mesh."""
+
+    step: int
+    state: Any
+    train_step: Callable[..., Any]
+    data: Any
+
+    @classmethod
+    def first(cls, mesh: jax.sharding.Mesh, settings: Settings) -> Training:
+        """One that has not taken a step."""
+        return cls(
+            step=0,
+            state=init_state(mesh, settings.size, OPTIMIZER),
+            train_step=make_train_step(mesh, OPTIMIZER),
+            data=make_iterator(settings.size.context, settings.batch),
+        )
+
+    def take_step(self) -> float:
+        """Trains on one batch; returns the loss."""
+        first = self.position()
+        self.state, loss = self.train_step(self.state, next(self.data))
+        # Reading the loss waits for the step: here a slice that died becomes an error.
+        value = float(loss)
+        # Only for whoever wants to compare runs (`regrow prove`).
+        record(self.step, loss, self.state, range(first, self.position()))
+        return value
+
+    def position(self) -> int:
+        """The number of the next record in the data."""
+        return int(self.data.get_state()["global_next_index"])
+
+    def snapshot(self) -> dict[str, Any]:
+        """What brings it back after the loss of a slice."""
+        return {"state": self.state, "step": self.step, "iterator_state": self.data.get_state()}
+
+    def restore(self, snapshotter: Any) -> None:
+        """Goes on after the step of the latest snapshot, whose state is laid out as the present one."""
+        snapshotter.join()
+        restored = snapshotter.load(self.snapshot() | {"state": jax.tree.map(abstract, self.state)})
+        self.state = restored["state"]
+        self.step = int(restored["step"]) + 1
+        self.data.set_state(restored["iterator_state"])
+
+    def move_to(self, mesh: jax.sharding.Mesh, settings: Settings) -> Training:
+        """The same training on another mesh, no step lost."""
+        moved = Training.first(mesh, settings)
+        moved.step = self.step
+        moved.state = jax.device_put(self.state, jax.tree.map(lambda x: x.sharding, moved.state))
+        moved.data.set_state(self.data.get_state())
+        return moved
 
 
-def train(
-    elastic_manager: manager.Manager,
-    devices_per_slice: int,
-    settings: Settings,
-    report: TrainingReport,
-) -> Any:
+def train(elastic_manager: manager.Manager, settings: Settings, report: TrainingReport) -> Any:
     """Trains to the last step, whatever happens to the slices; returns the final state."""
     snapshotter = ocp.v1.training.pathways.Snapshotter(replica_axis_index=0)
     retry_limit = manager.ElasticRetryLimit(max_attempts=10)
@@ -100,63 +136,28 @@ def train(
     )
     def run_training_loop() -> Any:
         report.slices(elastic_manager.active_slice_indices)
-        mesh = create_mesh(elastic_manager, devices_per_slice)
-        state, abstract_state, jitted_train_step, data_iterator = initialize_training_loop(
-            mesh, settings
-        )
-        step = 0
+        training = Training.first(create_mesh(elastic_manager), settings)
 
-        # Restore from the latest in-memory snapshot after a slice failure.
+        # After the loss of a slice: go on from the latest snapshot, on the slices that are left.
         if snapshotter.latest is not None:
-            snapshotter.join()
-            restored = snapshotter.load(
-                {
-                    "state": abstract_state,
-                    "step": step,
-                    "iterator_state": data_iterator.get_state(),
-                }
-            )
-            state = restored["state"]
-            step = int(restored["step"]) + 1
-            data_iterator.set_state(restored["iterator_state"])
-            report.restored(step)
+            training.restore(snapshotter)
+            report.restored(training.step)
 
-        while step < settings.steps:
-            first = position(data_iterator)
-            batch = next(data_iterator)
-            state, loss = jitted_train_step(state, batch)
-            # Reading the loss waits for the step: here a slice that died becomes an error.
-            report.step(step, float(loss))
-            # Only for whoever wants to compare runs (`regrow prove`).
-            record(step, loss, state, range(first, position(data_iterator)))
+        while training.step < settings.steps:
+            loss = training.take_step()
+            report.step(training.step, loss)
+            if training.step % settings.snapshot_interval == 0:
+                snapshotter.save(training.step, training.snapshot())
 
-            if step % settings.snapshot_interval == 0:
-                snapshotter.save(
-                    step,
-                    {
-                        "state": state,
-                        "step": step,
-                        "iterator_state": data_iterator.get_state(),
-                    },
-                )
-
-            # If replacement slices are healthy, place the state onto the larger mesh.
-            if elastic_manager.available_inactive_slices:
-                report.slices_back(elastic_manager.available_inactive_slices)
-                elastic_manager.active_slice_indices |= elastic_manager.available_inactive_slices
-                mesh = create_mesh(elastic_manager, devices_per_slice)
-                iterator_state = data_iterator.get_state()
-                _, abstract_state, jitted_train_step, data_iterator = initialize_training_loop(
-                    mesh, settings
-                )
-                data_iterator.set_state(iterator_state)
-                state_shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
-                state = jax.device_put(state, state_shardings)
+            # Slices that were lost are healthy again: take them back.
+            if returned := elastic_manager.available_inactive_slices:
+                report.slices_back(returned)
+                elastic_manager.active_slice_indices |= returned
+                training = training.move_to(create_mesh(elastic_manager), settings)
                 report.slices(elastic_manager.active_slice_indices)
 
-            step += 1
-
-        return state
+            training.step += 1
+        return training.state
 
     state = run_training_loop()
     snapshotter.join()
@@ -188,9 +189,8 @@ def main() -> None:
     pathwaysutils.initialize()
 
     elastic_manager = manager.Manager()
-    slice_count = elastic_manager.total_slice_count
     # Every number of live slices has to be able to share the batch evenly.
-    shares = math.lcm(*range(1, slice_count + 1))
+    shares = math.lcm(*range(1, elastic_manager.total_slice_count + 1))
     settings = Settings(
         steps=arguments.steps,
         snapshot_interval=arguments.snapshot_interval,
@@ -199,7 +199,7 @@ def main() -> None:
         size=ModelSize(arguments.layers, arguments.width, 4, arguments.context),
     )
     with TrainingReport(settings.steps, elastic_manager.all_slice_indices) as report:
-        train(elastic_manager, jax.device_count() // slice_count, settings, report)
+        train(elastic_manager, settings, report)
     elastic_manager.close()
     report.summarize(arguments.out)
 
