@@ -22,6 +22,7 @@ from regrow.errors import (
     Code,
     ControlError,
     NoClusterError,
+    OptionError,
     StatusError,
     UsageError,
     WaitTimeout,
@@ -265,12 +266,20 @@ def test_nobody_there_is_one_clear_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error", [UsageError("a"), ClusterError("b"), NoClusterError("c"), WaitTimeout("d", 2.5)]
+    "error",
+    [
+        UsageError("a"),
+        OptionError("slices", "is 0; it must not"),
+        ClusterError("b"),
+        NoClusterError("c"),
+        WaitTimeout("d", 2.5),
+    ],
 )
 def test_errors_survive_the_way(error):
     again = error_from_json(json.loads(json.dumps(error_to_json(error))))
     assert type(again) is type(error)
     assert str(again) == str(error)
+    assert vars(again) == vars(error)
 
 
 def test_errors_of_an_unknown_kind():

@@ -281,7 +281,7 @@ class HeadConfig:
         for what in ("slices", "devices_per_slice", "hosts_per_slice"):
             value = getattr(self, what)
             if type(value) is not int or value < 1:
-                raise OptionError(what, value, "it must be a number from 1 up")
+                raise OptionError(what, f"is {value!r}; it must be a number from 1 up")
         if self.devices_per_slice % self.hosts_per_slice:
             raise UsageError(
                 f"{self.devices_per_slice} devices per slice cannot be shared out evenly to "
@@ -294,17 +294,17 @@ class HeadConfig:
             )
         elastic = self.num_elastic_instances
         if elastic is not None and (type(elastic) is not int or elastic < 0):
-            raise OptionError("num_elastic_instances", elastic, "it must be 0 or more")
+            raise OptionError("num_elastic_instances", f"is {elastic!r}; it must be 0 or more")
 
     def _check_times(self) -> None:
         for what in ("hang_after_s", "reconnect_s", "start_deadline_s", "grace_s"):
             value = getattr(self, what)
             if not _is_number(value) or value <= 0:
-                raise OptionError(what, value, "it must be a number of seconds above 0")
+                raise OptionError(what, f"is {value!r}; it must be a number of seconds above 0")
         for what in ("restore_after_s", "resume_after_s"):
             after = getattr(self, what)
             if after is not None and (not _is_number(after) or after < 0):
-                raise OptionError(what, after, "it must be 0 or more seconds")
+                raise OptionError(what, f"is {after!r}; it must be 0 or more seconds")
 
     def _check_tcp(self) -> None:
         if self.metrics_port is not None and not _is_port(self.metrics_port):

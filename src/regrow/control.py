@@ -14,7 +14,7 @@ import time
 from typing import Any, Final, Literal, TypedDict, final
 
 from regrow import errors
-from regrow.errors import ControlError, NoClusterError, RegrowError, WaitTimeout
+from regrow.errors import ControlError, NoClusterError, OptionError, RegrowError, WaitTimeout
 
 MAX_LINE_BYTES: Final = 1 << 20
 DEFAULT_TIMEOUT_S: Final = 10.0
@@ -92,6 +92,8 @@ def error_to_json(error: Exception) -> dict[str, Any]:
     text: dict[str, Any] = {"type": name, "message": str(error)}
     if isinstance(error, WaitTimeout):
         text |= {"what": error.what, "timeout_s": error.timeout_s}
+    if isinstance(error, OptionError):
+        text |= {"option": error.option, "problem": error.problem}
     return text
 
 
@@ -102,6 +104,8 @@ def error_from_json(answer: object) -> RegrowError:
     message = str(answer.get("message"))
     if answer.get("type") == "WaitTimeout" and "what" in answer and "timeout_s" in answer:
         return WaitTimeout(str(answer["what"]), float(answer["timeout_s"]))
+    if answer.get("type") == "OptionError" and "option" in answer and "problem" in answer:
+        return OptionError(str(answer["option"]), str(answer["problem"]))
     kind = getattr(errors, str(answer.get("type")), None)
     if isinstance(kind, type) and issubclass(kind, RegrowError):
         # A class that takes more than a message cannot be made again from one.

@@ -88,13 +88,13 @@ class OptionError(UsageError):
 
     Attributes:
         option: The name of the option, as Python knows it.
-        problem: The value, and what it must be.
+        problem: What is wrong with its value.
     """
 
-    def __init__(self, option: str, value: object, must: str) -> None:
+    def __init__(self, option: str, problem: str) -> None:
         self.option = option
-        self.problem = f"is {value!r}; {must}"
-        super().__init__(f"{option} {self.problem}")
+        self.problem = problem
+        super().__init__(f"{option} {problem}")
 
 
 class ClusterError(RegrowError):

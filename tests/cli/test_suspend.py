@@ -104,11 +104,16 @@ def test_a_wrong_number_of_days_is_one_line(here, one_line, monkeypatch):
 def test_no_snapshot_is_one_line(here, one_line, tmp_path):
     assert "there is no snapshot at" in one_line(here("snapshot", "show", str(tmp_path)), 1)
     assert "no storage that is known" in one_line(here("snapshot", "show", "x9://y"), 2)
+    (tmp_path / "file").touch()
     for command, url, text in (
         (("run",), "memory://x", "does not outlive"),
         (("run",), "nosuch://x", "no storage that is known"),
         (("up",), "nosuch://x", "no storage that is known"),
         (("head", "--allow-no-token"), "gs:/x", "is no URL"),
+        (("run",), "/proc/x", "/proc/x cannot be written: /proc: "),
+        (("up",), f"file://{tmp_path}/file/x", f"{tmp_path}/file/x cannot be written: "),
+        (("up", "--spares", "1"), "/proc/x", "/proc/x cannot be written: /proc: "),
+        (("head", "--allow-no-token"), "file:///proc/x", "/proc/x cannot be written: /proc: "),
     ):
         words = () if command[0] != "run" else ("--", "true")
         line = here(*command, "--gcs_scratch_location", url, *words)

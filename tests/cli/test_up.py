@@ -186,3 +186,12 @@ def test_help_and_version(regrow):
     for command in ("run", "up", "down", "status", "slice", "env", "doctor", "head"):
         assert re.search(rf"^  {command} +\S", overview, re.MULTILINE)
         assert regrow(command, "--help").stdout.startswith(f"Usage: regrow {command} ")
+
+
+def test_a_detached_cluster_that_cannot_be_is_told_as_any_other(regrow, one_line):
+    for wrong, text in (
+        ("--devices-per-slice=0", "--devices-per-slice is 0; it must be a number from 1 up"),
+        ("--gcs_scratch_location=/proc/x", "/proc/x cannot be written: /proc: "),
+    ):
+        for how in ((), ("--detach",)):
+            assert one_line(regrow("up", *how, wrong), 2).startswith(text)

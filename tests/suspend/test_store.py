@@ -18,7 +18,7 @@ from regrow.suspend.export import export
 from regrow.suspend.retention import Retention
 from regrow.suspend.shards import pieces, read_shards, write_shards
 from regrow.suspend.snapshots import manifest_name
-from regrow.suspend.storage import check_scheme
+from regrow.suspend.storage import check_scheme, check_url
 from regrow.suspend.sweep import leftovers, old
 
 CHUNK = 1000
@@ -306,3 +306,14 @@ def test_of_a_store_without_a_snapshot_nothing_stays(tmp_path: Path) -> None:
     hashes, _ = written(str(tmp_path / "job"), b"x" * 2500)
     assert Snapshots(open_storage(str(tmp_path / "job"))).sweep() == len(set(hashes))
     assert os.listdir(tmp_path) == []
+
+
+def test_a_place_that_cannot_be_written_is_no_place(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place in ("file", "file/x", "link", "link/x"):
+        with pytest.raises(UsageError, match=f"{tmp_path}/{place} cannot be written: {tmp_path}"):
+            check_url(f"{tmp_path}/{place}")
+    for place in ("", "new", "new/and/newer"):
+        assert check_url(f"file://{tmp_path}/{place}")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}, "nothing is left"

@@ -10,7 +10,7 @@ from regrow.cli.options import cluster_options, tcp_options, to_cluster_options
 from regrow.cli.report import say
 from regrow.cli.up import supervise
 from regrow.errors import UsageError
-from regrow.suspend.storage import check_scheme, check_url
+from regrow.suspend.storage import check_scheme, open_storage
 
 
 @click.command("head")
@@ -70,7 +70,7 @@ def _scratch(location: str) -> dict[str, str | None]:
     if "://" not in location:
         return {"compile_cache_dir": location}
     try:
-        check_url(location)
+        open_storage(location)
     except UsageError as error:
         say(
             f"--gcs_scratch_location is not used, the state of suspended slices stays here: {error}"

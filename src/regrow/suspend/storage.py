@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol, final
@@ -73,12 +74,14 @@ class Storage(Protocol):
 
 
 def check_url(url: str) -> str:
-    """Returns `url` if state can be kept there.
+    """Returns `url` if state can be kept there; a directory is tried, and nothing is left of that.
 
     Raises:
         UsageError: It cannot: says why.
     """
-    open_storage(url)
+    storage = open_storage(url)
+    if isinstance(storage, LocalStorage):
+        storage.check_writable()
     return url
 
 
@@ -167,6 +170,21 @@ class LocalStorage:
     def below(self, folder: str) -> LocalStorage:
         """The storage of a folder."""
         return LocalStorage(self._path / folder)
+
+    def check_writable(self) -> None:
+        """Makes a file for a moment, in the directory or where that would be made.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        there = next(path for path in (self._path, *self._path.parents) if os.path.lexists(path))
+        try:
+            with tempfile.TemporaryFile(dir=there):
+                pass
+        except OSError as error:
+            raise UsageError(
+                f"{self._path} cannot be written: {there}: {error.strerror or error}"
+            ) from None
 
     def write(self, name: str, data: memoryview | bytes) -> None:
         """Writes a file aside, syncs it and renames it."""
