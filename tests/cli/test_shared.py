@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from regrow.cli import main, manager_requests
 from regrow.control import request
 from regrow.errors import ControlError, NoClusterError
 from regrow.home import ClusterState, Home
@@ -232,6 +234,42 @@ def test_what_a_shared_cluster_cannot_be(regrow, one_line, tmp_path) -> None:
     assert "no cluster named 'nowhere' runs" in one_line(unknown, 3)
     unknown = regrow("run", "--cluster", str(tmp_path / "jobs.sock"), PROGRAM)
     assert "no shared cluster answers at" in one_line(unknown, 3)
+
+
+def test_commands_wait_for_a_manager_that_is_being_started_again(
+    regrow, pools, one_line, monkeypatch, capfd
+) -> None:
+    pool = pools(1)
+    supervisor = pool.state.supervisor.pid
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        (manager,) = pool.processes("regrow.jobs")
+        os.kill(manager, signal.SIGKILL)
+        pool.until(lambda: not answers(pool.state.control_socket))
+        monkeypatch.setenv("REGROW_HOME", str(regrow.home))
+        monkeypatch.setattr(manager_requests, "PATIENCE_S", 0.2)
+        assert main(["status"]) == 0
+        line = capfd.readouterr().out
+        assert line.startswith("pool: no resource manager answers at ")
+        assert line.endswith("; waited 0.2 s for it to be started again\n")
+        status, resume = regrow.start("status"), regrow.start("resume", "--cluster", "nobody")
+        with pytest.raises(subprocess.TimeoutExpired):
+            status.communicate(timeout=2)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    output, errors = status.communicate(timeout=60)
+    assert output.startswith("pool: shared, 1 slice ("), errors
+    _, errors = resume.communicate(timeout=60)
+    assert "no cluster named 'nobody' runs" in errors
+    pool.kill_process("regrow.jobs")
+    assert "pool is down" in one_line(regrow("down"), 0)
+
+
+def answers(path: str) -> bool:
+    with contextlib.suppress(ControlError, NoClusterError):
+        request(path, "status")
+        return True
+    return False
 
 
 def test_a_manager_may_be_killed_often_but_not_end_often(regrow, pools, tmp_path) -> None:

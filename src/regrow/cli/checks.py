@@ -21,6 +21,7 @@ from regrow.cli.findings import (
     UNREACHABLE_MEND,
     Finding,
 )
+from regrow.cli.manager_requests import ask_manager
 from regrow.cli.status import event_of
 from regrow.client import Settings
 from regrow.cluster import sweep_suspended
@@ -189,7 +190,8 @@ def clusters(home: Home, name: str | None) -> list[Finding]:
         findings.append(Finding("ok", f"no cluster runs in {home.path}"))
     for state in running:
         try:
-            status = request(state.control_socket, "status")
+            ask = ask_manager if state.shared else request
+            status = ask(state.control_socket, "status")
         except RegrowError as error:
             mend = f"regrow down --cluster {state.name}"
             findings.append(Finding("bad", f"cluster {state.name}: {error}", mend))

@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 
+from regrow.cli.manager_requests import ask_manager
 from regrow.cli.options import cluster_choice
 from regrow.cli.report import say
 from regrow.control import request
@@ -37,7 +38,10 @@ def command(name: str | None, everything: bool) -> None:
 def _end(home: Home, state: ClusterState) -> None:
     began_at = time.monotonic()
     with contextlib.suppress(ControlError, NoClusterError):
-        request(state.control_socket, "shutdown", timeout_s=_POLITE_S)
+        if state.shared:
+            ask_manager(state.control_socket, "shutdown")
+        else:
+            request(state.control_socket, "shutdown", timeout_s=_POLITE_S)
     killed = False
     while any(entry.run_id == state.run_id for entry in home.entries()):
         waited_s = time.monotonic() - began_at

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
+from regrow.cli.manager_requests import ask_manager
 from regrow.cli.report import say
 from regrow.cluster import SUSPEND_DEADLINE_S
 from regrow.config import HeadConfig
@@ -64,7 +65,7 @@ def find(home: Home, name: str | None) -> ClusterState | Job:
 
 
 def _jobs(shared: ClusterState) -> list[str]:
-    return [job["name"] for job in request(shared.control_socket, "status")["jobs"]]
+    return [job["name"] for job in ask_manager(shared.control_socket, "status")["jobs"]]
 
 
 def suspend_job(job: Job, slices: Sequence[int], url: str | None) -> None:
@@ -82,7 +83,7 @@ def suspend_job(job: Job, slices: Sequence[int], url: str | None) -> None:
             "--gcs_scratch_location says; say --all, without --url"
         )
     began = time.monotonic()
-    request(manager, "suspend", name=name)
+    ask_manager(manager, "suspend", name=name)
     while True:
         told = _told(manager, name)
         if not told["held"]:
@@ -113,7 +114,7 @@ def resume_job(job: Job, slices: Sequence[int]) -> None:
     told = _told(manager, name)
     if told["phase"] == "running" and not _stored(job):
         raise ControlError(f"job {name} is not suspended: running: {told['reason']}")
-    request(manager, "resume", name=name)
+    ask_manager(manager, "resume", name=name)
     said = ""
     while told["phase"] != "running" or _stored(job):
         _wait(began, f"job {name} to go on ({told['phase']}: {told['reason']})")
@@ -125,7 +126,7 @@ def resume_job(job: Job, slices: Sequence[int]) -> None:
 
 
 def _told(manager: str, name: str) -> dict[str, Any]:
-    for job in request(manager, "status")["jobs"]:
+    for job in ask_manager(manager, "status")["jobs"]:
         if job["name"] == name:
             found: dict[str, Any] = job
             return found
@@ -134,7 +135,7 @@ def _told(manager: str, name: str) -> dict[str, Any]:
 
 def _why_not(manager: str, name: str) -> str:
     """What became last of the wish to suspend a job."""
-    changes = request(manager, "status")["changes"]
+    changes = ask_manager(manager, "status")["changes"]
     texts = [str(one["text"]) for one in changes if one["job"] == name]
     return next((text for text in reversed(texts) if "cannot be suspended" in text), texts[-1])
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from regrow.cli.manager_requests import ask_manager
 from regrow.cli.options import cluster_choice
 from regrow.cli.report import count, duration, say
 from regrow.cli.shared_status import print_shared
@@ -50,7 +51,8 @@ def _status(state: ClusterState) -> dict[str, Any]:
     known = dataclasses.asdict(state)
     del known["token"]
     try:
-        told: dict[str, Any] = request(state.control_socket, "status")
+        ask = ask_manager if state.shared else request
+        told: dict[str, Any] = ask(state.control_socket, "status")
         return known | {"answers": True} | told
     except (ControlError, NoClusterError) as error:
         return known | {"answers": False, "error": str(error), "slices": []}
