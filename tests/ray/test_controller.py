@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,12 @@ def test_a_job_runs_once_on_every_host_and_its_logs_are_kept(world: World) -> No
     assert len(kept) == 1
     assert "1 of 2, 4 devices" in kept[0].read_text()
     assert any(line.startswith("Queued 2 jobs") for line in world.told)
+    for rank in (0, 1):
+        state = re.compile(rf"\[ADMIN\]: regrow-show-[0-9a-f]{{6}}-{rank}: Status is ([A-Z]+)")
+        states = [found[1] for line in world.told if (found := state.fullmatch(line))]
+        assert states[-1] == "SUCCEEDED"
+        assert len(states) == len(set(states)), "each change once"
+    assert "Job status: 2 SUCCEEDED" in world.told
     hosts = world.controller.joined()
     assert [hosts[rank].address for rank in (0, 1)] == world.controller.tpu.addresses()
 

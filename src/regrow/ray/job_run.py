@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, final
 
 from regrow.errors import NoRayHeadError, RayError, RayJobError, RegrowError, WaitTimeout
-from regrow.ray.attempts import Attempt, Verdict, told
+from regrow.ray.attempts import Attempt, RankView, Verdict, told
 from regrow.ray.causes import why
 from regrow.ray.cluster import RayJob, RayNode
 from regrow.ray.fence import AttemptId, Guard, attempt_key, lost_key
@@ -242,10 +242,10 @@ class JobRun:
         attempt = Attempt(self._hosts.number, homes=homes)
         ranks = {job_id: rank for rank, job_id in self._ids.items()}
         followed: set[int] = set()
-        last = ""
+        views: dict[int, RankView] = {}
         while True:
             jobs = heard(self._cluster.jobs)
-            views = {ranks[one.id]: one.view for one in jobs if one.id in ranks}
+            before, views = views, {ranks[one.id]: one.view for one in jobs if one.id in ranks}
             lost = homes.get(self._lost_rank(token))
             if lost is not None:
                 self._hosts.lose(lost)
@@ -254,15 +254,24 @@ class JobRun:
                 if views[rank].node is not None:
                     followed.add(rank)
                     logs.follow(rank, self._ids[rank])
-            text = told(views)
-            if text != last:
-                self._say(f"Job status: {text}")
-                last = text
+            self._tell_states(before, views)
             verdict = attempt.judge(views, alive, time.monotonic())
             if verdict is not None:
                 return verdict
-            self._check_deadline(text)
+            self._check_deadline(told(views))
             self._pause(token)
+
+    def _tell_states(self, before: Mapping[int, RankView], views: Mapping[int, RankView]) -> None:
+        """Tells the state of each job that has another one than before, and counts them all."""
+        changed = [
+            rank
+            for rank, view in sorted(views.items())
+            if rank not in before or before[rank].state != view.state
+        ]
+        for rank in changed:
+            self._say(f"[ADMIN]: {self._ids[rank]}: Status is {views[rank].state}")
+        if changed:
+            self._say(f"Job status: {told(views)}")
 
     def _check_deadline(self, text: str) -> None:
         if self._budgets.left_s(time.monotonic()) <= 0:
