@@ -220,6 +220,7 @@ def _check_hope(status: dict[str, Any], log_dir: str) -> None:
             for host in one["hosts"]
         ]
         why = next((line for path in paths if (line := telling_line(path))), "no reason given")
+        why = why.removeprefix("regrow: ")
         raise ClusterStartError(f"slice {index} failed {failures} times to start: {why}")
 
 

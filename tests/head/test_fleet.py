@@ -109,6 +109,7 @@ class Bench:
 
     def __init__(self, folder: Path, slices: int, hosts: int, **config: Any) -> None:
         self.launches_fail: int = config.pop("launches_fail", 0)
+        self.launches_wait_for: str = config.pop("launches_wait_for", "")
         config = {"hang_after_s": 5.0, "reconnect_s": 1.0} | config
         self.config = HeadConfig(
             "test", "run", "/home", str(folder), str(folder), slices, 2, hosts, **config
@@ -129,6 +130,8 @@ class Bench:
     # --- a launcher ---
 
     async def start(self, spec: HostSpec) -> FakeProcess:
+        if self.launches_wait_for:
+            spec.note(self.launches_wait_for)
         await self.launch_gate.wait()
         if self.launches_fail:
             self.launches_fail -= 1
@@ -236,6 +239,15 @@ def test_a_wait_that_ends_says_who_is_missing(tmp_path: Path) -> None:
         assert "slice 0" not in str(caught.value)
 
     run(tmp_path, main)
+
+
+def test_a_wait_that_ends_says_what_the_start_waits_for(tmp_path: Path) -> None:
+    async def main(bench: Bench) -> None:
+        await bench.started(0)
+        with pytest.raises(WaitTimeout, match=r"slice 0 .*waits for a place"):
+            await bench.fleet.wait_healthy(0.05)
+
+    run(tmp_path, main, slices=1, launches_wait_for="waits for a place")
 
 
 def test_commands_and_reports(tmp_path: Path) -> None:

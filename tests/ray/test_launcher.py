@@ -130,6 +130,18 @@ def test_a_resource_that_nobody_has(two_nodes: RayHead) -> None:
         LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=LONG)
 
 
+def test_a_resource_that_others_use(cluster: LocalCluster, two_nodes: RayHead) -> None:
+    ray = RayConfig(two_nodes.address, {"tpu_host": 1})
+    told = r"waits for a node with .*; the Ray cluster has \{\"tpu_host\": \d\}, of which .* 0\} is"
+    # Long before a start is given up; on a busy machine the bridge alone may take longer than the first.
+    for timeout_s in (10, 20, 40):
+        with pytest.raises(ClusterStartError) as error:
+            LocalCluster(1, 1, restore_after=0.1, ray=ray, start_timeout_s=timeout_s)
+        if found := re.search(told, str(error.value)):
+            break
+    assert found, error.value
+
+
 def test_no_ray_head() -> None:
     ray = RayConfig("127.0.0.1:1", {"CPU": 1})
     with pytest.raises(ClusterStartError, match=r"no Ray head answers at 127\.0\.0\.1:1 "):

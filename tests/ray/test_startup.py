@@ -16,7 +16,7 @@ from regrow.errors import UsageError
 from regrow.ray import RankJob, TpuSpec
 from regrow.ray.causes import mismatch
 from regrow.ray.fence import ATTEMPT_VARIABLE, AttemptId
-from regrow.ray.places import SLICE_LABEL, WORKER_LABEL, lacking, selectors, slice_names
+from regrow.ray.places import SLICE_LABEL, WORKER_LABEL, lacking, selectors, shortage, slice_names
 from regrow.ray.settings import health_environ
 from regrow.ray.startup import AGAIN_VARIABLE, Joining, rank_resource
 
@@ -203,6 +203,13 @@ def test_places() -> None:
     )
     assert lacking(nodes, {"TPU": 4}, 4, "STRICT_SPREAD")
     assert not lacking(nodes, {"TPU": 4}, 4, "PACK")
+
+
+def test_what_a_cluster_lacks_for_a_slice() -> None:
+    total, free = {"TPU": 8.0, "CPU": 2.0}, {"CPU": 1.5}
+    assert shortage({"TPU": 4, "CPU": 1}, total, free) == (
+        'the Ray cluster has {"TPU": 8, "CPU": 2}, of which {"TPU": 0, "CPU": 1.5} is free'
+    )
 
 
 def test_hosts_are_where_they_are_in_their_tpu_slice() -> None:

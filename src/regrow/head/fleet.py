@@ -46,6 +46,7 @@ from regrow.slices import (
     KillRequested,
     Leave,
     Membership,
+    Noted,
     Policy,
     Request,
     RestoreRequested,
@@ -231,6 +232,7 @@ class Fleet:
                 "reconnect_s": self._config.reconnect_s * _PATIENCE,
                 "log_level": self._config.log_level,
             },
+            note=lambda text: self.handle(Noted(index, text)),
         )
         try:
             process = await self._launcher.start(spec)

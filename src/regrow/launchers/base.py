@@ -23,6 +23,7 @@ class HostSpec:
         endpoint: Where the head listens for workers: the path of a Unix socket, or host:port.
         secret: What the worker proves to know when it connects.
         options: Further entries of the worker's specification.
+        note: Is told what its start waits for, if that may take long.
     """
 
     slice_index: int
@@ -32,6 +33,7 @@ class HostSpec:
     endpoint: str
     secret: bytes
     options: Mapping[str, Option] = field(default_factory=dict)
+    note: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
 
     @property
     def label(self) -> str:

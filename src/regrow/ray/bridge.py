@@ -8,6 +8,7 @@ it. They talk through a socket pair, in the frames of `regrow.launchers.template
     {op: "spares", number, hosts, worker}                          so many are to be kept
     {op: "signal", slice, host, incarnation, signal, group}        a host that is far away is signalled
     {ended: [slice, host, incarnation], cause}                     from the bridge
+    {waits: [slice, incarnation], text}                            from it, once: Ray has no place yet
     {ready: true} or {error: text}                                 the first frame from it
 
 A slice is a placement group, so that it gets all its hosts or none. It has a new one in each incarnation:
@@ -35,11 +36,12 @@ from regrow.ray.causes import one_line
 from regrow.ray.cluster import knock
 from regrow.ray.host_actor import node_address
 from regrow.ray.jobs import EXCLUDES
-from regrow.ray.places import describe, lacking, selectors, slice_names
+from regrow.ray.places import describe, lacking, selectors, shortage, slice_names
 from regrow.ray.spares import Group, Spares
 
 Key: TypeAlias = tuple[int, int]
 _ACTOR_S: Final = 60.0
+_TELL_AFTER_S: Final = 1.0
 # A spare is only made where there is room; a slice that is lost meanwhile waits for no longer.
 _SPARE_S: Final = 2.0
 
@@ -136,7 +138,7 @@ class Bridge:
             async with self._making:
                 spare = await self._spares.take()
             name = f"regrow-slice-{key[0]}-{key[1]}"
-            return spare or await self._place(name, hosts, self._patience_s)
+            return spare or await self._place(name, hosts, self._patience_s, key)
         except LaunchError:
             self._groups.pop(key, None)
             raise
@@ -164,7 +166,9 @@ class Bridge:
         if error := next(filter(None, errors), ""):
             raise LaunchError(error)
 
-    async def _place(self, name: str, hosts: int, patience_s: float) -> Group:
+    async def _place(
+        self, name: str, hosts: int, patience_s: float, key: Key | None = None
+    ) -> Group:
         import ray
         from ray.util import placement_group
 
@@ -183,16 +187,32 @@ class Bridge:
         group = Group(placement, tpu_slice, self._tpu_slices)
         try:
             async with asyncio.timeout(patience_s):
-                await placement.ready()
+                await self._ready(placement, hosts, key)
         except BaseException as error:
             group.free()
             if not isinstance(error, TimeoutError):
                 raise
-            raise LaunchError(
-                f"waited {patience_s:g} s for {describe(self._resources, hosts)}, which the "
-                "Ray cluster has, but others use"
-            ) from None
+            wanted, has = describe(self._resources, hosts), await self._shortage()
+            raise LaunchError(f"waited {patience_s:g} s for {wanted}; {has}") from None
         return group
+
+    async def _ready(self, placement: Any, hosts: int, key: Key | None) -> None:
+        """Waits until Ray has a place; tells what it lacks if that takes long."""
+        ready = asyncio.ensure_future(placement.ready())
+        try:
+            await asyncio.wait([ready], timeout=_TELL_AFTER_S)
+            if key is not None and not ready.done():
+                text = f"waits for {describe(self._resources, hosts)}; {await self._shortage()}"
+                self._send({"waits": key, "text": text})
+            await ready
+        finally:
+            ready.cancel()
+
+    async def _shortage(self) -> str:
+        import ray
+
+        total = await asyncio.to_thread(ray.cluster_resources)
+        return shortage(self._resources, total, await asyncio.to_thread(ray.available_resources))
 
     def _slice_name(self, nodes: Sequence[Mapping[str, Any]], hosts: int) -> str:
         """A TPU slice that no slice of ours is on; empty if nodes have no such labels."""

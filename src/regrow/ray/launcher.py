@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -38,6 +38,7 @@ from regrow.processes import (
     telling_line,
 )
 from regrow.ray.host_actor import versions
+from regrow.ray.places import describe
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,8 @@ class FarProcess(ProcessHandle):
 class _Group:
     """An incarnation of a slice: its place is given back when all its hosts have ended."""
 
-    hosts: set[int]
+    note: Callable[[str], None]
+    hosts: set[int] = field(default_factory=set)
     waiting: int = 0
 
 
@@ -173,6 +175,8 @@ class RayLauncher:
                 "patience_s": start_deadline_s * _PATIENCE,
             }
         )
+        needed = describe(config.resources, hosts_per_slice)
+        self._asks = f"asks the Ray cluster at {config.address} for {needed}"
         self._spare = {"hosts": hosts_per_slice, "worker": self._worker}
         self._logs: dict[str, HostLog] = {}
         self._ids = itertools.count(1)
@@ -216,7 +220,10 @@ class RayLauncher:
 
     async def _start(self, spec: HostSpec, path: Path) -> RayProcess | FarProcess:
         key = (spec.slice_index, spec.incarnation)
-        group = self._groups.setdefault(key, _Group(set()))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(spec.note)
+            spec.note(self._asks)
         group.waiting += 1
         try:
             answer = await self._ask(
@@ -348,6 +355,10 @@ class RayLauncher:
         if "ready" in message:
             self._error, self._deaths = "", 0
             self._ready.set()
+        elif "waits" in message:
+            group = self._groups.get(tuple(message["waits"]))
+            if group is not None:
+                group.note(message["text"])
         elif "ended" in message:
             process = self._running.get(tuple(message["ended"]))
             if process is not None:

@@ -21,6 +21,24 @@ def describe(resources: Mapping[str, float], hosts: int) -> str:
     return f"a node with {each}" if hosts == 1 else f"{hosts} nodes with {each} each"
 
 
+def shortage(
+    resources: Mapping[str, float], total: Mapping[str, float], free: Mapping[str, float]
+) -> str:
+    """Tells what a cluster has, and what others leave, of what a slice needs.
+
+    Args:
+        resources: What each host needs.
+        total: What all nodes have together.
+        free: What of that nobody uses.
+    """
+    has, left = ({name: _whole(of.get(name, 0)) for name in resources} for of in (total, free))
+    return f"the Ray cluster has {json.dumps(has)}, of which {json.dumps(left)} is free"
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == int(number) else round(number, 4)
+
+
 def _fits(node: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
     has = node.get("Resources", {})
     return bool(node.get("Alive")) and all(
