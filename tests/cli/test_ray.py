@@ -106,6 +106,31 @@ def test_a_head_that_would_find_busy_nodes_dead(capsys, hang_after):
     assert "it must be 1.5 s or more" in errors
 
 
+@pytest.mark.parametrize(
+    ("resources", "text"),
+    [
+        ("tpu_host", "give JSON such as"),
+        (
+            '{"tpu_host": "one"}',
+            '{"tpu_host": "one"} is no resource of a node: give a whole number',
+        ),
+        ('{"tpu_host": true}', "is no resource of a node"),
+        ('{"tpu_host": 1.5}', "is no resource of a node"),
+        ('{"tpu_host": -1}', "is no resource of a node"),
+        ('{"tpu_host": NaN}', "is no resource of a node"),
+        ('{"tpu_host": 1e20}', "is no resource of a node"),
+        ('{"": 1}', "'' cannot name a resource of Ray"),
+        ('{"CPU": 2}', "CPUs are given by --node-cpus"),
+    ],
+)
+def test_what_no_node_can_have(capsys, resources, text):
+    for command in (["add-node"], ["up", "--nodes", "1"]):
+        status, _, errors = told(capsys, "ray", "head", *command, "--resources", resources)
+        assert status == 2
+        assert text in errors
+        assert len(errors.splitlines()) == 1
+
+
 @needs_ray
 def test_slices_of_a_ray_cluster_are_not_shared_among_jobs(capsys):
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -60,6 +60,15 @@ def _node_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _node_resources(text: str) -> dict[str, float]:
+    """What a further node has: refused before anything is started."""
+    from regrow.ray.settings import check_node_resources
+
+    resources = parse_resources(text)
+    check_node_resources(resources)
+    return resources
+
+
 def _add_node(entry: HeadEntry, resources: dict[str, float], node_cpus: int) -> None:
     address = entry.add_node(resources, node_cpus)
     say(f"a node with {json.dumps(resources)} is up at {address}")
@@ -71,7 +80,7 @@ def add_node(resources: str, node_cpus: int) -> None:
     """Start a further node on this machine."""
     from regrow.ray.head import HeadEntry
 
-    _add_node(HeadEntry(), parse_resources(resources), node_cpus)
+    _add_node(HeadEntry(), _node_resources(resources), node_cpus)
 
 
 @head.command("up")
@@ -103,7 +112,7 @@ def up(nodes: int, resources: str, node_cpus: int, **values: Any) -> None:
     """Start it; it goes on until `regrow ray head down`."""
     from regrow.ray.head import HeadEntry
 
-    wanted = parse_resources(resources)
+    wanted = _node_resources(resources)
     entry = HeadEntry()
     started = entry.up(**values)
     say(f"a Ray head is up at {started.address}, its dashboard at {started.dashboard}")

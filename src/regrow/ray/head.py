@@ -32,7 +32,12 @@ from regrow.locks import lock
 from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python_argv
 from regrow.ray.causes import mismatch, one_line
 from regrow.ray.cluster import require_ray
-from regrow.ray.settings import HANG_AFTER_S, START_ENVIRON, health_environ
+from regrow.ray.settings import (
+    HANG_AFTER_S,
+    START_ENVIRON,
+    check_node_resources,
+    health_environ,
+)
 from regrow.ray.start import RAYLET_DIED
 
 DEFAULT_PORT: Final = 6379
@@ -90,8 +95,10 @@ class RayHead:
         """Starts a further node on an address of its own; returns that.
 
         Raises:
+            UsageError: If no node can have these resources.
             ClusterStartError: If it does not start.
         """
+        check_node_resources(resources)
         block = _FIRST_BLOCK + int(self.run_id[-4:], 16) % _BLOCKS
         address = f"127.{block}.{secrets.randbelow(200) + 1}.{secrets.randbelow(250) + 1}"
         self.start_node(
@@ -273,6 +280,7 @@ class HeadEntry:
 
         Raises:
             NoClusterError: If none runs.
+            UsageError: If no node can have these resources.
             ClusterStartError: If it does not start.
         """
         return self.find().add_node(resources, num_cpus)

@@ -1,7 +1,9 @@
-"""How soon a Ray cluster finds a node dead: the variables of Ray's head that decide it."""
+"""With what heads and nodes are started: how soon a node is found dead, and what a node may have."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Final
 
 from regrow.errors import UsageError
@@ -14,6 +16,8 @@ HANG_AFTER_S: Final = 5.0
 _QUESTIONS: Final = 3
 _PERIOD_S: Final = 0.3
 _FIRST_S: Final = 1.0
+_MOST: Final = 10**14
+_BUILT_IN: Final = ("CPU", "GPU", "memory", "object_store_memory")
 
 START_ENVIRON: Final = {
     # A raylet ends itself if its agents, whose imports take long on a busy machine, are not up by then.
@@ -47,3 +51,29 @@ def health_environ(hang_after_s: float = HANG_AFTER_S) -> dict[str, str]:
 
 def _ms(seconds: float) -> str:
     return str(round(seconds * 1000))
+
+
+def check_node_resources(resources: Mapping[str, object]) -> None:
+    """Returns if a node can have these resources; Ray would say so late, and with a traceback.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    for name, number in resources.items():
+        if name in _BUILT_IN:
+            raise UsageError(
+                f"{name} is what Ray itself counts, and no resource of one's own: CPUs are given by "
+                "--node-cpus, anything else by another name"
+            )
+        if not name or "," in name:
+            raise UsageError(f"{name!r} cannot name a resource of Ray: it is empty or has a comma")
+        if not _is_count(number):
+            told = json.dumps({name: number})
+            raise UsageError(f"{told} is no resource of a node: give a whole number, 0 or more")
+
+
+def _is_count(number: object) -> bool:
+    # Ray takes true for a number, and its raylet dies of it.
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return 0 <= number <= _MOST and number == int(number)
