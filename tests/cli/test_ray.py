@@ -131,6 +131,25 @@ def test_what_no_node_can_have(capsys, resources, text):
         assert len(errors.splitlines()) == 1
 
 
+JOB = ["ray", "job", "--project", "p", "--zone", "z", "--endpoint", "http://127.0.0.1:1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--tpu", "a b"], "'a b' cannot name a TPU on a Ray cluster: use letters, digits"),
+        (["--tpu", ""], "'' cannot name a TPU on a Ray cluster"),
+        (["--name", ""], "'' cannot name a job"),
+        (["--accelerator-type", "v4-7"], "there is no accelerator 'v4-7'"),
+    ],
+)
+def test_jobs_that_cannot_be_are_refused_before_anything_is_asked(capsys, words, text):
+    status, _, errors = told(capsys, *JOB, *words, "--", "true")
+    assert status == 2
+    assert text in errors
+    assert len(errors.splitlines()) == 1
+
+
 @needs_ray
 def test_slices_of_a_ray_cluster_are_not_shared_among_jobs(capsys):
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -147,6 +147,12 @@ def test_specifications() -> None:
         TpuSpec(name="t", node=node(accelerator_type="v4-8"), slices=0)
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a~b", "-a", "a.", "é", "x" * 49])
+def test_what_cannot_name_a_tpu(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot name a TPU on a Ray cluster: use letters"):
+        TpuSpec(name=name, node=node(accelerator_type="v4-8"))
+
+
 def test_jobs(tmp_path: Path) -> None:
     job = RankJob(
         name="j", command=["echo", "a b"], working_dir=str(tmp_path), pip=["x"], env={"A": "1"}

@@ -247,17 +247,17 @@ def job(
     """
     from regrow.ray import JoinPolicy, RankJob, RayCluster, RayTpuController
 
-    tpu = tpu or f"{getpass.getuser()}-tpu-ray"
+    tpu = f"{getpass.getuser()}-tpu-ray" if tpu is None else tpu
+    spec = _spec(tpu, values)
     policy = _policy(values)
     rank_job = RankJob(
-        name=name or tpu,
+        name=tpu if name is None else name,
         command=words,
         working_dir=values["working_dir"],
         pip=values["pip"],
         env=parse_pairs("--env", values["env"]),
         directory=values["directory"],
     )
-    spec = _spec(tpu, values)
     controller = RayTpuController(
         client,
         place,

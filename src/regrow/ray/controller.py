@@ -67,7 +67,7 @@ class RayTpuController:
             say: Is told what is done.
 
         Raises:
-            UsageError: If there is no such accelerator, or the name cannot name a resource.
+            UsageError: If there is no such accelerator.
         """
         self._hosts = RayHosts(client, place, spec, cluster, startup_script=startup_script, say=say)
         self.tpu = self._hosts.tpu

@@ -21,7 +21,6 @@ from regrow.ray.startup import (
     NAMESPACE,
     RESULT_KEY,
     Joining,
-    check_tpu_name,
     rank_resource,
 )
 from regrow.ray.tpu import Say, TpuController, TpuSpec
@@ -66,9 +65,8 @@ class RayHosts:
             say: Is told what is done.
 
         Raises:
-            UsageError: If there is no such accelerator, or the name cannot name a resource.
+            UsageError: If there is no such accelerator.
         """
-        check_tpu_name(spec.name)
         self.number = spec.hosts
         self.spec = spec
         self.cluster = cluster

@@ -22,7 +22,8 @@ GENERATION_KEY: Final = "regrow-generation"
 """Metadata of a TPU: names its set of hosts, and the resources of exactly these."""
 
 _START: Final = Path(__file__).with_name("start.py")
-_RESOURCE_NAME: Final = re.compile(r"[A-Za-z0-9_.~+%-]+")
+# The Cloud TPU API takes ~, + and %, too, and any of them first and last: labels of Ray do not.
+_TPU_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,46}[A-Za-z0-9])?")
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.\[\]:-]+:\d{1,5}")
 
 _SCRIPT: Final = """\
@@ -151,10 +152,10 @@ def check_tpu_name(name: str) -> str:
     Raises:
         UsageError: If it cannot.
     """
-    if not _RESOURCE_NAME.fullmatch(name) or len(name) > 48:
+    if not _TPU_NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot name a TPU on a Ray cluster: use letters, digits, '-', '_' and '.', "
-            "48 at most"
+            "with a letter or digit first and last, 48 at most"
         )
     return name
 

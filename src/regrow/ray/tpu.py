@@ -28,6 +28,7 @@ from regrow.cloud.remote.targets import Host, hosts_of_node
 from regrow.cloud.resources import QueuedState
 from regrow.cloud.waiting import DEAD, Deadlines, given_up_deleted, wait_ready
 from regrow.errors import CloudApiError, Code, UsageError
+from regrow.ray.startup import check_tpu_name
 
 Json = dict[str, Any]
 Say = Callable[[str], None]
@@ -56,6 +57,7 @@ class TpuSpec:
     queued: bool = False
 
     def __post_init__(self) -> None:
+        check_tpu_name(self.name)
         if self.slices < 1:
             raise UsageError(f"slices={self.slices}: a TPU has at least one")
 
