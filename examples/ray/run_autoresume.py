@@ -42,6 +42,7 @@ def main() -> None:
         pip=[] if controller.tpu.is_local else REQUIREMENTS,
         directory=given.checkpoint_dir,
     )
+    job.prepare()
     restarts = RestartPolicy(
         preemptions=given.preemptions, failures=given.failures, deadline_s=TWO_DAYS_S
     )

@@ -35,6 +35,7 @@ from tpu_flags import controller_of, exit_with, parser_of, say
 
 from regrow.errors import RayError, RegrowError
 from regrow.ray import RayTpuController
+from regrow.ray.directories import require_writable
 
 METRIC = "mean_accuracy"
 COLUMNS = {METRIC: "acc", "training_iteration": "iter", "time_total_s": "total time (s)"}
@@ -188,6 +189,7 @@ def main() -> None:
     parser.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto")
     parser.add_argument("--out", default="ray-results", help="a directory that all hosts share")
     given = parser.parse_args()
+    require_writable(Path(given.out), "results")
     controller = controller_of(given)
     local = controller.tpu.is_local
     environment: dict[str, Any] = {"working_dir": str(Path(__file__).parent)}

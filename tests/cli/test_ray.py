@@ -141,9 +141,18 @@ JOB = ["ray", "job", "--project", "p", "--zone", "z", "--endpoint", "http://127.
         (["--tpu", ""], "'' cannot name a TPU on a Ray cluster"),
         (["--name", ""], "'' cannot name a job"),
         (["--accelerator-type", "v4-7"], "there is no accelerator 'v4-7'"),
+        (["--checkpoint-dir", ""], "the directory for checkpoints has an empty name"),
+        (["--checkpoint-dir", "gs://b/x"], "gs://b/x cannot be guarded"),
+        (["--checkpoint-dir", "FILE/x"], "for checkpoints cannot be written: Not a directory"),
+        (["--checkpoint-dir", "/proc/x"], "/proc/x for checkpoints cannot be written"),
+        (["--log-dir", "FILE/x"], "for logs cannot be written: Not a directory"),
     ],
 )
-def test_jobs_that_cannot_be_are_refused_before_anything_is_asked(capsys, words, text):
+def test_jobs_that_cannot_be_are_refused_before_anything_is_asked(
+    capsys, tmp_path, monkeypatch, words, text
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").touch()
     status, _, errors = told(capsys, *JOB, *words, "--", "true")
     assert status == 2
     assert text in errors

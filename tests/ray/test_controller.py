@@ -60,9 +60,9 @@ class World:
         )
 
     def run(self, name: str, script: str, **options: object) -> None:
-        directory = options.pop("directory", "")
+        directory = options.pop("directory", None)
         command = ["python3", "-u", "-c", script]
-        job = RankJob(name=name, command=command, directory=str(directory))
+        job = RankJob(name=name, command=command, directory=directory and str(directory))
         self.controller.run(
             job,
             tell=lambda rank, line: self.lines.append((rank, line)),

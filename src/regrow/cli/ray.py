@@ -188,7 +188,6 @@ def down() -> None:
 @click.option(
     "--checkpoint-dir",
     "directory",
-    default="",
     metavar="DIR",
     help="Where it writes: ranks of an attempt that is over are kept from it.",
 )
@@ -246,6 +245,7 @@ def job(
     wrong usage, 3 when hosts or the Ray cluster are not there in time.
     """
     from regrow.ray import JoinPolicy, RankJob, RayCluster, RayTpuController
+    from regrow.ray.directories import require_writable
 
     tpu = f"{getpass.getuser()}-tpu-ray" if tpu is None else tpu
     spec = _spec(tpu, values)
@@ -258,6 +258,8 @@ def job(
         env=parse_pairs("--env", values["env"]),
         directory=values["directory"],
     )
+    rank_job.prepare()
+    require_writable(log_dir, "logs")
     controller = RayTpuController(
         client,
         place,

@@ -171,6 +171,7 @@ class RayTpuController:
             ready_timeout_s: How long the hosts may take to be there, for each attempt, in seconds.
 
         Raises:
+            UsageError: If a directory of it cannot be made or written.
             RayJobError: If it has failed, and is not tried again.
             NoRayHeadError: If the head of the Ray cluster is lost, and it is not tried again.
             WaitTimeout: If its deadline is over.

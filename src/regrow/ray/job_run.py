@@ -12,6 +12,7 @@ from regrow.errors import NoRayHeadError, RayError, RayJobError, RegrowError, Wa
 from regrow.ray.attempts import Attempt, RankView, Verdict, told
 from regrow.ray.causes import why
 from regrow.ray.cluster import RayJob, RayNode
+from regrow.ray.directories import require_writable
 from regrow.ray.fence import AttemptId, Guard, attempt_key, lost_key
 from regrow.ray.hosts import RayHosts
 from regrow.ray.jobs import JOB_META, TOKEN_META, TPU_META, RankJob
@@ -77,10 +78,13 @@ class JobRun:
             ready_timeout_s: How long the hosts may take to be there, for each, in seconds.
 
         Raises:
+            UsageError: If the directory or that of the logs cannot be made or written.
             RayJobError: If it has failed, and is not tried again.
             NoRayHeadError: If the head of the Ray cluster is lost, and it is not tried again.
             WaitTimeout: If its deadline is over.
         """
+        self._job.prepare()
+        require_writable(self._log_dir, "logs")
         try:
             self._run(ready_timeout_s)
         except BaseException:
@@ -169,7 +173,7 @@ class JobRun:
         job = self._job
         self._cluster.keys.put(attempt_key(job.name), token)
         self._clean_stale(token)
-        if job.directory:
+        if job.directory is not None:
             # Ranks on hosts that Ray cannot reach any more end by this token at the latest.
             Guard(Path(job.directory)).claim(token, timeout_s=_CLAIM_S)
 
@@ -218,7 +222,7 @@ class JobRun:
                 number=number,
                 rank=rank,
                 ranks=hosts.number,
-                directory=str(Path(job.directory).absolute()) if job.directory else "",
+                directory="" if job.directory is None else str(Path(job.directory).absolute()),
             )
             self._ids[rank] = f"regrow-{job.name}-{token[:6]}-{rank}"
             self._cluster.submit(

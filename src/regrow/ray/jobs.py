@@ -12,6 +12,7 @@ from typing import Any, Final, final
 
 import regrow
 from regrow.errors import UsageError
+from regrow.ray.directories import require_writable
 from regrow.ray.fence import ATTEMPT_VARIABLE, AttemptId
 
 TPU_META: Final = "regrow-tpu"
@@ -34,7 +35,8 @@ class RankJob:
         working_dir: A directory that is uploaded, and where it is run; empty: none.
         pip: Requirements that are installed for it.
         env: Variables for it.
-        directory: The directory that it writes checkpoints to: the attempts' token guards it.
+        directory: The directory that it writes checkpoints to: the attempts' token guards it; None:
+            it writes none.
     """
 
     name: str
@@ -42,7 +44,7 @@ class RankJob:
     working_dir: str = ""
     pip: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    directory: str = ""
+    directory: str | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -51,11 +53,22 @@ class RankJob:
             raise UsageError("a job needs a command")
         if self.working_dir and not Path(self.working_dir).is_dir():
             raise UsageError(f"there is no directory {self.working_dir} to upload")
-        if "://" in self.directory:
+        if self.directory == "":
+            raise UsageError("the directory for checkpoints has an empty name")
+        if self.directory is not None and "://" in self.directory:
             raise UsageError(
                 f"{self.directory} cannot be guarded: only directories of a file system can; leave "
                 "it out, the token in the Ray cluster still ends old ranks"
             )
+
+    def prepare(self) -> None:
+        """Makes the directory, if there is none; before hosts are made that could not use it.
+
+        Raises:
+            UsageError: If it cannot be made or written.
+        """
+        if self.directory is not None:
+            require_writable(Path(self.directory), "checkpoints")
 
     def entrypoint(self) -> str:
         """What Ray runs."""
