@@ -14,10 +14,10 @@ from regrow.cloud.bodies import NodeRequest
 from regrow.cloud.defaults import Defaults
 from regrow.cloud.local import connect
 from regrow.cloud.names import Place
-from regrow.errors import ClusterError, NoClusterError, RegrowError, UsageError, WaitTimeout
+from regrow.errors import ClusterError, RegrowError, UsageError, WaitTimeout
 from regrow.ray import JoinPolicy, RayCluster, RayTpuController, TpuSpec
 from regrow.ray.cluster import ADDRESS_VARIABLE
-from regrow.ray.head import HeadEntry
+from regrow.ray.head import head_address
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 RUNTIME_VERSION = "tpu-ubuntu2204-base"
@@ -86,14 +86,6 @@ def controller_of(given: argparse.Namespace) -> RayTpuController:
         policy=JoinPolicy(join_s=given.join_timeout),
         say=say,
     )
-
-
-def head_address(given: str | None) -> str | None:
-    """The Ray head that is meant: RAY_ADDRESS is read by whoever gets None."""
-    try:
-        return given or HeadEntry().find().address
-    except NoClusterError:
-        return None
 
 
 def say(text: str) -> None:

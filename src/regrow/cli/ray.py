@@ -15,7 +15,7 @@ import click
 from regrow.cli import complain
 from regrow.cli.options import seconds
 from regrow.cli.ray_coordinator import coordinator
-from regrow.cli.ray_options import address_option, parse_resources, ray_address
+from regrow.cli.ray_options import address_option, parse_resources
 from regrow.cli.report import count, say
 from regrow.cli.tpu_options import at_place, duration, ended_by_sigterm
 from regrow.cloud.bodies import NodeRequest, parse_pairs
@@ -246,6 +246,7 @@ def job(
     """
     from regrow.ray import JoinPolicy, RankJob, RayCluster, RayTpuController
     from regrow.ray.directories import require_writable
+    from regrow.ray.head import head_address
 
     tpu = f"{getpass.getuser()}-tpu-ray" if tpu is None else tpu
     spec = _spec(tpu, values)
@@ -264,7 +265,7 @@ def job(
         client,
         place,
         spec,
-        RayCluster(ray_address(address)),
+        RayCluster(head_address(address)),
         startup_script=startup_script.read_text(encoding="utf-8") if startup_script else "",
         policy=JoinPolicy(join_s=join_s, recreations=recreations),
         log_dir=log_dir,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import click
 
 from regrow.config import RayConfig, RayStrategy
-from regrow.errors import NoClusterError, UsageError
+from regrow.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _STRATEGIES: Final = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
@@ -24,23 +23,6 @@ def address_option(function: _Function) -> _Function:
         help="Head of the Ray cluster.  [default: RAY_ADDRESS, or that of regrow ray head up]",
     )
     return option(function)
-
-
-def ray_address(given: str | None) -> str:
-    """The head that a command is to use.
-
-    Raises:
-        UsageError: If there is none.
-    """
-    from regrow.ray.head import HeadEntry
-
-    address = given or os.environ.get("RAY_ADDRESS")
-    if address:
-        return address
-    try:
-        return HeadEntry().find().address
-    except NoClusterError as error:
-        raise UsageError(f"no Ray cluster: give --address HOST:PORT, or {error}") from None
 
 
 def parse_resources(text: str) -> dict[str, float]:
@@ -84,10 +66,11 @@ def to_ray_config(
             raise UsageError(f"{' and '.join(wrong)} need --launcher ray")
         return None
     from regrow.ray.cluster import knock, require_ray
+    from regrow.ray.head import head_address
 
     require_ray()
     config = RayConfig(
-        ray_address(address),
+        head_address(address),
         parse_resources(resources or '{"CPU": 1}'),
         strategy,
         other_machines,

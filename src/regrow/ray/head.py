@@ -31,7 +31,7 @@ from regrow.home import Home
 from regrow.locks import lock
 from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python_argv
 from regrow.ray.causes import mismatch, one_line
-from regrow.ray.cluster import require_ray
+from regrow.ray.cluster import ADDRESS_VARIABLE, require_ray
 from regrow.ray.settings import (
     HANG_AFTER_S,
     START_ENVIRON,
@@ -305,3 +305,18 @@ class HeadEntry:
     def _remove(self, head: RayHead) -> None:
         head.end()
         self._file.unlink(missing_ok=True)
+
+
+def head_address(given: str | None) -> str:
+    """The head that is meant: the given one, that of RAY_ADDRESS, or the one that was started here.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    address = given or os.environ.get(ADDRESS_VARIABLE)
+    if address:
+        return address
+    try:
+        return HeadEntry().find().address
+    except NoClusterError as error:
+        raise UsageError(f"no Ray cluster: give --address HOST:PORT, or {error}") from None
