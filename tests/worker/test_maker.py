@@ -52,3 +52,14 @@ def test_what_does_not_return_is_abandoned_and_so_is_all_that_comes() -> None:
     stuck.set()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_what_fails_because_it_was_abandoned_is_abandoned() -> None:
+    maker = Maker("maker")
+
+    def run() -> None:
+        maker.abandon()
+        raise LookupError("a link is down")  # Before who waits for it has woken up.
+
+    with pytest.raises(Abandoned):
+        maker.make(run)

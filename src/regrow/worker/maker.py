@@ -60,7 +60,7 @@ class Maker:
         """What `run` returns or raises.
 
         Raises:
-            Abandoned: `abandon` was called before it returned.
+            Abandoned: `abandon` was called before it returned; an error since then may come of that.
         """
         making = self.present = _Making(run)
         if self._abandoned:
@@ -68,7 +68,7 @@ class Maker:
         self._queue.put(making)
         making.waker.wait()
         self.present = None
-        if making.left:
+        if making.left or (making.error is not None and self._abandoned):
             raise Abandoned
         if making.error is not None:
             raise making.error
