@@ -61,8 +61,6 @@ class EchoSession:
 
     def store_abort(self, handle: int) -> None: ...
 
-    def store_from_file(self, handle: int, size: int, path: str) -> None: ...
-
     def lookup(self, handle: int) -> memoryview | None:
         return self._gateway.buffers.get(handle)
 

@@ -100,7 +100,7 @@ class Rig:
             sock, _ = await self._loop.sock_accept(self._listener)
             try:
                 first = await self._loop.sock_recv(sock, rgcb.PREFACE_BYTES)
-                nonce = rgcb.nonce_of(first)
+                nonce = first[8:].decode("ascii")
             except BaseException:
                 sock.close()
                 raise

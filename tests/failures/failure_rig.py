@@ -146,9 +146,6 @@ class Rig:
     def lost(self) -> list[int]:
         return [one.index for one in self.cluster.slices if one.state == "lost"]
 
-    def wait_state(self, index: int, state: str, timeout_s: float = 10) -> None:
-        wait_until(lambda: self.cluster.slices[index].state == state, timeout_s)
-
     def processes(self) -> int:
         """How many processes the cluster has."""
         return len(marked(self.run_id))

@@ -61,9 +61,3 @@ def kill_template(spec):
         marker.touch()
         os.kill(spec["template"], signal.SIGKILL)
     time.sleep(60)
-
-
-def babble(spec):
-    while True:
-        print("x" * 1000, flush=True)
-        time.sleep(0.0005)

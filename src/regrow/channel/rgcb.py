@@ -66,30 +66,16 @@ BYE: Final = 4
 VALUES: Final = 0
 FAILED: Final = 1
 
-_NONCE: Final = re.compile(r"[0-9a-f]{16}")
 _TEXT: Final = re.compile(rb"regrow:([0-9a-f]{16}):([0-9]{1,18}):([0-9]{1,6});")
 _PARTITIONING_TEXT: Final = re.compile(rb"regrow-p:([0-9a-f]{16}):([0-9]{1,18}):([0-9]{1,6});")
 _REQUEST: Final = struct.Struct("<B3xIQ")
 _ANSWER: Final = struct.Struct("<B3xI")
-REQUEST_BYTES: Final = _REQUEST.size
 ANSWER_BYTES: Final = _ANSWER.size
 
 
 def preface(nonce: str) -> bytes:
     """The first bytes of a connection of the session with that nonce."""
     return MAGIC + bytes(4) + nonce.encode("ascii")
-
-
-def nonce_of(first: bytes) -> str:
-    """The nonce in a preface.
-
-    Raises:
-        ProtocolError: The bytes are no preface.
-    """
-    nonce = first[8:].decode("latin-1")
-    if len(first) != PREFACE_BYTES or first[:8] != MAGIC + bytes(4) or not _NONCE.fullmatch(nonce):
-        raise ProtocolError("the preface of a callback connection is malformed")
-    return nonce
 
 
 class ProgramCallbacks(NamedTuple):

@@ -23,7 +23,6 @@ from regrow.cli.runner import Runner
 from regrow.cli.signals import unwind_on_signals
 from regrow.cluster import client_environ, start_cluster
 from regrow.config import ClusterOptions
-from regrow.control import ControlConnection
 from regrow.errors import (
     ClusterError,
     ClusterStartError,
@@ -250,16 +249,14 @@ class _Job:
                 control.subscribe()
                 if not self._wait_up(supervisor, link):
                     return PREEMPTED_STATUS, link.stop_reason, False
-                return self._run_script(supervisor, control, link)
+                return self._run_script(supervisor, link)
         except ClusterStartError as error:
             if self._options.restart == "never":
                 raise
             say(str(error))
             return 3, str(error), False
 
-    def _run_script(
-        self, supervisor: Supervisor, control: ControlConnection, link: LeaseLink
-    ) -> tuple[int, str, bool]:
+    def _run_script(self, supervisor: Supervisor, link: LeaseLink) -> tuple[int, str, bool]:
         work = self._work
         environ = os.environ | client_environ(supervisor.state, self._home)
         environ[RUN_MARK] = supervisor.state.run_id

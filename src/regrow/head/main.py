@@ -7,13 +7,13 @@ import contextlib
 import gc
 import logging
 import os
-import secrets
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, final
 
+from regrow.channel.handshake import new_secret
 from regrow.config import HeadConfig
 from regrow.errors import (
     ClusterError,
@@ -71,7 +71,7 @@ class Head:
         self._compiler.on_up = self._runtime.compiler.compiler_up
         self._compiler.on_call = self._runtime.call_client
         self._joined = launcher if isinstance(launcher, JoinedLauncher) else None
-        self._secret = secrets.token_bytes(32) if self._joined is None else self._joined.secret
+        self._secret = new_secret() if self._joined is None else self._joined.secret
         self._fleet = Fleet(config, topology, launcher, self._secret, self._runtime)
         self._leases = (
             Leases(launcher, self._fleet) if isinstance(launcher, LeasedLauncher) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 from google.protobuf.message import DecodeError
 
@@ -30,16 +30,6 @@ _XLA: Final = "xla::ifrt::XlaProgram"
 _PLUGIN: Final = "xla::ifrt::PluginProgram"
 _CUSTOM_CALL: Final = "xla::ifrt::CustomCallProgram"
 _NO_PROGRAM: Final = StatusError(Code.UNIMPLEMENTED, "not an XLA program")
-
-
-class Runnable(Protocol):
-    """What can be executed under a handle."""
-
-    name: str
-
-    def unload(self) -> None:
-        """Lets go of it."""
-        ...
 
 
 @final

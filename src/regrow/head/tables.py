@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, final
 
 from regrow.errors import StatusError
 from regrow.head.buffers import Array, Piece
@@ -11,8 +10,6 @@ from regrow.head.links import Waiter, unknown
 
 SERVER_HANDLES_FROM: Final = 1 << 63
 """The client makes the handles below."""
-
-Settle: TypeAlias = "Callable[[StatusError | None, Any], None]"
 
 
 @final

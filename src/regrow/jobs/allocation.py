@@ -117,7 +117,7 @@ class _Pool:
             self._wait(job, required, ready, coming)
             return
         for eviction in evictions:
-            self._evict(job, eviction)
+            self._evict(eviction)
         coming = self._coming[: missing - len(ready)]
         self._claim(job, ready, coming)
         if len(ready) + len(coming) < missing:
@@ -172,7 +172,7 @@ class _Pool:
         stalled = len(self._active[victim.name]) < victim.least
         return stalled and victim.order > job.order
 
-    def _evict(self, job: Job, eviction: Evict) -> None:
+    def _evict(self, eviction: Evict) -> None:
         self._plan.decisions.append(eviction)
         taken = set(eviction.indices)
         left = [one for one in self._active[eviction.job] if one.index not in taken]

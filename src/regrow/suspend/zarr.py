@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, final
@@ -95,11 +94,6 @@ class Grid:
             return cls(tuple(told["shape"]), tuple(told["chunks"]), _KINDS[told["dtype"]])
         except (ValueError, KeyError, TypeError):
             raise StorageError(f"{name} has no metadata of zarr that is known here") from None
-
-    @property
-    def chunk_elements(self) -> int:
-        """How many elements a chunk has."""
-        return math.prod(self.chunk)
 
     def place(self, region: Region) -> str | None:
         """The name of the chunk that is just this region; None: there is none."""
