@@ -24,10 +24,10 @@ from regrow.cli.findings import (
 from regrow.cli.manager_requests import ask_manager
 from regrow.cli.status import event_of
 from regrow.client import Settings
-from regrow.cluster import sweep_suspended
 from regrow.control import request
 from regrow.errors import RegrowError, UsageError
 from regrow.home import Home
+from regrow.start import sweep_suspended
 
 OLDEST_JAX: Final = (0, 10, 2)
 TOO_NEW_JAX: Final = (0, 13)

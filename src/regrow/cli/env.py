@@ -8,9 +8,9 @@ import sys
 import click
 
 from regrow.cli.options import cluster_choice
-from regrow.cluster import client_environ
 from regrow.errors import RegrowError
 from regrow.home import Home
+from regrow.start import client_environ
 
 
 @click.command("env")

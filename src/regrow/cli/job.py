@@ -21,7 +21,6 @@ from regrow.cli.job_options import FINAL, JobOptions
 from regrow.cli.report import count, say
 from regrow.cli.runner import Runner
 from regrow.cli.signals import unwind_on_signals
-from regrow.cluster import client_environ, start_cluster
 from regrow.config import ClusterOptions
 from regrow.errors import (
     ClusterError,
@@ -34,6 +33,7 @@ from regrow.jobs.lease_link import LeaseLink
 from regrow.jobs.machines import SOCKET_NAME as MACHINES_SOCKET
 from regrow.jobs.tenant import Tenant, place_of
 from regrow.processes import RUN_MARK, adopted_reaped
+from regrow.start import client_environ, start_cluster
 from regrow.supervise import Supervisor
 
 PREEMPTED_STATUS: Final = 6

@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from regrow.cli.findings import Finding, explain
 from regrow.cli.report import count
-from regrow.cluster import LocalCluster, client_environ
+from regrow.cluster import LocalCluster
 from regrow.control import request
 from regrow.errors import RegrowError
 from regrow.home import ClusterState, Home
+from regrow.start import client_environ
 
 _DEADLINE_S: Final = 60.0
 _DONE: Final = b"the probe has its devices"

@@ -17,13 +17,13 @@ from regrow.cli.arguments import Task
 from regrow.cli.report import say
 from regrow.cli.runner import Runner
 from regrow.client.settings import head_deadline_from
-from regrow.cluster import client_environ, start_cluster
 from regrow.config import ClusterOptions
 from regrow.elastic.journal import HASH_EVERY_VARIABLE, JOURNAL_VARIABLE, read_journal
 from regrow.elastic.planned import PLAN_VARIABLE, Plan
 from regrow.errors import RegrowError, UsageError
 from regrow.home import Home
 from regrow.processes import RUN_MARK, telling_line
+from regrow.start import client_environ, start_cluster
 
 RunName: TypeAlias = Literal["faulted", "reference", "undisturbed"]
 PLACE: Final = "{run}"

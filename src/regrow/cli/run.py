@@ -19,11 +19,11 @@ from regrow.cli.report import healthy_line, say
 from regrow.cli.runner import Runner
 from regrow.cli.signals import unwind_on_signals
 from regrow.client.settings import head_deadline_from
-from regrow.cluster import client_environ, start_cluster
 from regrow.config import ClusterOptions
 from regrow.home import Home
 from regrow.observe import parse_budgets
 from regrow.processes import RUN_MARK, adopted_reaped
+from regrow.start import client_environ, start_cluster
 from regrow.suspend.storage import check_url
 
 RESTARTS_VARIABLE: Final = "REGROW_RESTARTS"

@@ -11,7 +11,6 @@ from regrow.cli.detach import hand_over, hand_over_error
 from regrow.cli.report import count, say, since_start_s
 from regrow.cli.shared_status import change_line
 from regrow.cli.signals import SignalQueue
-from regrow.cluster import head_config
 from regrow.config import ClusterOptions
 from regrow.control import ControlConnection
 from regrow.errors import ControlError, NoClusterError, RegrowError, UsageError
@@ -19,6 +18,7 @@ from regrow.home import Home
 from regrow.jobs.priorities import load_classes
 from regrow.jobs.supervisor import SharedSupervisor
 from regrow.processes import adopted_reaped
+from regrow.start import head_config
 
 _AGAIN_S: Final = 0.1
 

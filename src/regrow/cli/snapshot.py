@@ -15,9 +15,9 @@ import click
 from click.core import ParameterSource
 
 from regrow.cli.report import count, say
-from regrow.cluster import suspended_of, sweep_suspended
 from regrow.errors import ClusterError, StorageError, UsageError
 from regrow.home import Home
+from regrow.start import suspended_of, sweep_suspended
 from regrow.suspend.abandoned import abandoned
 from regrow.suspend.export import Held, export, find, held, jobs_at, verify
 from regrow.suspend.manifest import Manifest

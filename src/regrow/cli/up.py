@@ -16,12 +16,12 @@ from regrow.cli.pulse import Pulse
 from regrow.cli.report import EventReporter, healthy_line, say
 from regrow.cli.signals import SignalQueue
 from regrow.client.settings import head_deadline_from
-from regrow.cluster import complete_state, start_cluster
 from regrow.config import ClusterOptions
 from regrow.control import ControlConnection
 from regrow.errors import ClusterError, RegrowError
 from regrow.home import ClusterState, Home
 from regrow.processes import adopted_reaped
+from regrow.start import complete_state, start_cluster
 from regrow.supervise import Supervisor
 
 NOT_ELASTIC_STATUS: Final = 4
