@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 # Inherited by every process that a test starts, however deep, so that it can be found afterwards.
 MARK = "REGROW_TEST_RUN"

@@ -17,7 +17,6 @@ import pytest
 import regrow
 import regrow.elastic
 from regrow import LocalCluster
-from regrow.cluster import start_cluster
 from regrow.config import ClusterOptions
 from regrow.errors import (
     ClusterError,
@@ -27,7 +26,9 @@ from regrow.errors import (
     WaitTimeout,
 )
 from regrow.home import Home
-from regrow.processes import ProcessStat, marked
+from regrow.processes import ProcessStat, is_running, marked
+from regrow.start import start_cluster
+from waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -35,18 +36,6 @@ def own_home(tmp_path_factory, monkeypatch):
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("REGROW_HOME", str(home))
     return home
-
-
-def wait_until(condition, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-def runs(pid: int) -> bool:
-    stat = ProcessStat.of(pid)
-    return stat is not None and stat.state not in "ZX"
 
 
 def left(home: Path) -> list[str]:
@@ -85,7 +74,7 @@ def test_what_it_tells_of_itself(cluster):
     assert first.state == second.state == "up"
     assert [host.index for host in first.hosts] == [0, 1]
     assert len({*first.pids, *second.pids}) == 4
-    assert all(runs(pid) for pid in first.pids)
+    assert all(is_running(pid) for pid in first.pids)
     assert any("up after" in line for line in first.story)
     assert cluster.target == cluster.env["JAX_BACKEND_TARGET"]
     assert cluster.target.startswith("grpc://unix:/")
@@ -116,7 +105,7 @@ def test_a_killed_slice_is_lost_until_it_is_restored(cluster):
     assert first == before[0] or first.pids == before[0].pids
     assert second.state == "lost"
     assert second.incarnation == before[1].incarnation
-    wait_until(lambda: not any(runs(pid) for pid in before[1].pids), 2)
+    until(lambda: not any(is_running(pid) for pid in before[1].pids))
     with pytest.raises(WaitTimeout, match=r"1 of 2 slices are up; missing: slice 1 \(lost"):
         cluster.wait_healthy(0.3)
     with pytest.raises(ClusterError, match="slice 1 is lost"):
@@ -132,15 +121,15 @@ def test_a_killed_slice_is_lost_until_it_is_restored(cluster):
 def test_the_loss_of_one_host_is_the_loss_of_its_slice(cluster):
     before = cluster.slices[0]
     os.kill(before.pids[1], signal.SIGKILL)
-    wait_until(lambda: cluster.slices[0].state == "lost", 2)
-    wait_until(lambda: not any(runs(pid) for pid in before.pids), 2)
+    until(lambda: cluster.slices[0].state == "lost")
+    until(lambda: not any(is_running(pid) for pid in before.pids))
     assert cluster.slices[1].state == "up"
 
 
 def test_a_slice_that_is_stopped_for_a_moment_lives_on(cluster):
     before = cluster.slices[0]
     cluster.stop(0)
-    wait_until(lambda: all(ProcessStat.of(pid).state == "T" for pid in before.pids))
+    until(lambda: all(ProcessStat.of(pid).state == "T" for pid in before.pids))
     cluster.cont(0)
     time.sleep(1.2)
     after = cluster.slices[0]
@@ -151,10 +140,10 @@ def test_a_slice_that_is_stopped_for_a_moment_lives_on(cluster):
 def test_a_slice_that_was_lost_while_stopped_does_not_revive(cluster):
     before = cluster.slices[1]
     cluster.stop(1)
-    wait_until(lambda: cluster.slices[1].state == "lost")
+    until(lambda: cluster.slices[1].state == "lost")
     with pytest.raises(ClusterError, match="fenced; cont does not revive it"):
         cluster.cont(1)
-    wait_until(lambda: not any(runs(pid) for pid in before.pids), 2)
+    until(lambda: not any(is_running(pid) for pid in before.pids))
     assert cluster.slices[1].incarnation == before.incarnation
 
 
@@ -200,19 +189,19 @@ def test_many_in_one_process_and_nothing_left(own_home):
         cluster.close()
         assert len(list(Path("/proc/self/fd").iterdir())) < files
         cluster.close()
-        assert not any(runs(pid) for pid in pids)
+        assert not any(is_running(pid) for pid in pids)
         assert left(own_home) == []
         with pytest.raises(NoClusterError, match="is closed"):
             cluster.kill(0)
         with pytest.raises(NoClusterError, match="is closed"), cluster:
             raise AssertionError("a closed cluster was entered")
-    wait_until(lambda: threading.active_count() <= threads)
+    until(lambda: threading.active_count() <= threads)
 
 
 def test_one_that_is_garbage_ends(own_home):
     pids = pids_of(LocalCluster(1, 1))
     gc.collect()
-    assert not any(runs(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
     assert left(own_home) == []
 
 
@@ -221,8 +210,8 @@ def test_the_death_of_the_head_leaves_nothing(own_home):
     pids = pids_of(cluster)
     cluster.stop(0)
     os.kill(cluster.head_pid, signal.SIGKILL)
-    wait_until(lambda: not any(runs(pid) for pid in pids))
-    wait_until(lambda: not left(own_home))
+    until(lambda: not any(is_running(pid) for pid in pids))
+    until(lambda: not left(own_home))
     with pytest.raises(ClusterError, match=r"head of cluster local-1 has died: SIGKILL"):
         cluster.kill(0)
     cluster.close()
@@ -257,7 +246,7 @@ def test_the_end_of_the_interpreter_leaves_nothing(own_home):
     owner, pids = start_owner()
     with owner:
         assert owner.wait(30) == 0
-    assert not any(runs(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
     assert left(own_home) == []
 
 
@@ -266,8 +255,8 @@ def test_the_death_of_the_owner_leaves_nothing(own_home):
     try:
         owner.kill()
         owner.wait(5)
-        wait_until(lambda: not any(runs(pid) for pid in pids), 5)
-        wait_until(lambda: not left(own_home), 5)
+        until(lambda: not any(is_running(pid) for pid in pids))
+        until(lambda: not left(own_home))
     finally:
         os.killpg(owner.pid, signal.SIGKILL)
         owner.stdout.close()

@@ -93,6 +93,12 @@ class ProcessStat:
         return cls(fields[0].decode(), int(fields[1]), int(fields[19]))
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process (a zombie is none)."""
+    stat = ProcessStat.of(pid)
+    return stat is not None and stat.state not in "ZX"
+
+
 def is_traced(pid: int) -> bool:
     """Whether a debugger is attached to a process."""
     try:
@@ -333,10 +339,7 @@ def end_all(
     """Sends a signal to processes; returns those that were there and have not yet ended."""
     spared = {os.getpid(), 1, *spare}
     reached: set[int] = set()
-    for pid in set(pids_now) - spared:
-        stat = ProcessStat.of(pid)
-        if stat is None or stat.state in "ZX":
-            continue
+    for pid in filter(is_running, set(pids_now) - spared):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
             reached.add(pid)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,9 @@ from regrow.channel.handshake import Hello, Identity, new_secret
 from regrow.channel.head_end import HeadChannel, WorkerServer, serve_workers
 from regrow.channel.stream import Endpoint
 from regrow.channel.worker_end import WorkerChannel
+from waiting import until_on_loop
 
 WAIT_S = 10.0
-
-
-async def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    """Waits on the loop until a condition holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        await asyncio.sleep(0.002)
 
 
 class Bench:
@@ -156,7 +148,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def wait_until() -> Any:
-    return until
+    return until_on_loop
 
 
 @pytest.fixture

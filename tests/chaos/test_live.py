@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from regrow.chaos import Chaos
 from regrow.control import ControlConnection, request
 from regrow.errors import UsageError, WaitTimeout
 from regrow.processes import ProcessStat
+from waiting import until
 
 HANG_AFTER_S = 2.0
 WAIT_S = 20.0
@@ -41,13 +42,6 @@ def cluster(shared: LocalCluster) -> LocalCluster:
 def say(cluster: LocalCluster, **progress: object) -> None:
     """Says what a client would say."""
     request(cluster.config.control_socket, "progress", **progress)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def state(cluster: LocalCluster, index: int) -> str:

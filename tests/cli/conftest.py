@@ -4,8 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ import pytest
 from regrow.cli import main
 from regrow.cloud.defaults import Defaults
 from regrow.home import ClusterState, Home
-from regrow.processes import ProcessStat, marked
+from regrow.processes import is_running, marked
+from waiting import until
 
 
 class Commands:
@@ -47,29 +47,17 @@ class Commands:
             states[:] = home.entries()
             return bool(states) and states[0].head is not None
 
-        self.until(known, timeout_s)
+        until(known, timeout_s=timeout_s)
         return states[0]
-
-    @staticmethod
-    def until(condition: Callable[[], object], timeout_s: float = 10) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.01)
 
     def pids(self, state: ClusterState) -> set[int]:
         """All processes of a cluster but its supervisor."""
-        return {pid for pid in marked(state.run_id) if self.runs(pid)}
-
-    @staticmethod
-    def runs(pid: int) -> bool:
-        stat = ProcessStat.of(pid)
-        return stat is not None and stat.state not in "ZX"
+        return {pid for pid in marked(state.run_id) if is_running(pid)}
 
     def nothing_left(self, pids: set[int] = frozenset(), timeout_s: float = 5) -> None:
         """Waits until neither processes nor files of a cluster are there."""
-        self.until(lambda: not any(self.runs(pid) for pid in pids), timeout_s)
-        self.until(lambda: not list(self.home.glob("clusters/*")), timeout_s)
+        until(lambda: not any(is_running(pid) for pid in pids), timeout_s=timeout_s)
+        until(lambda: not list(self.home.glob("clusters/*")), timeout_s=timeout_s)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from regrow.processes import ProcessStat
+from waiting import until
 
 SCRIPT = """
 import time
@@ -57,7 +58,7 @@ def test_the_death_of_the_supervisor_leaves_no_frozen_head(regrow, script):
     with regrow.start("run", *arguments) as process:
         pids = regrow.pids(regrow.state(60))
         head = regrow.state().head.pid
-        regrow.until(lambda: ProcessStat.of(head).state == "T", 60)
+        until(lambda: ProcessStat.of(head).state == "T")
         pids |= regrow.pids(regrow.state())
         process.kill()
         process.communicate(timeout=10)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from regrow.processes import marked
+from waiting import until
 
 ZONE = "projects/p/locations/us-central2-b"
 
@@ -54,12 +55,12 @@ def test_life(regrow, cloud, one_line):
     assert "a local Cloud TPU with slices of processes is up at http://127.0.0.1:" in up.stderr
     assert "runs already" in one_line(cloud("up", "--port", "0"), 3)
     create(cloud, "q", spot={})
-    regrow.until(lambda: states(cloud)["q"] == "ACTIVE", 30)
+    until(lambda: states(cloud)["q"] == "ACTIVE")
     table = cloud("status").stdout
     assert "1 queued resource, 0 further nodes" in table
     assert "us-central2-b/v4: 4 chips taken" in table
     assert cloud("preempt", f"{ZONE}/queuedResources/q").returncode == 0
-    regrow.until(lambda: states(cloud)["q"] == "SUSPENDED", 30)
+    until(lambda: states(cloud)["q"] == "SUSPENDED")
     assert "q is SUSPENDED" in one_line(cloud("preempt", f"{ZONE}/queuedResources/q"), 1)
     down = cloud("down")
     assert down.returncode == 0
@@ -70,9 +71,9 @@ def test_capacity(regrow, cloud, one_line):
     cloud("up", "--detach", "--port", "0", "--simulate")
     assert cloud("capacity", "us-central2-b", "v4", "0").returncode == 0
     create(cloud, "q")
-    regrow.until(lambda: states(cloud)["q"] == "WAITING_FOR_RESOURCES")
+    until(lambda: states(cloud)["q"] == "WAITING_FOR_RESOURCES")
     assert cloud("capacity", "us-central2-b", "v4", "4").returncode == 0
-    regrow.until(lambda: states(cloud)["q"] == "ACTIVE")
+    until(lambda: states(cloud)["q"] == "ACTIVE")
     assert "without processes" in cloud("status").stdout
     assert "'v9' is none of v2," in one_line(cloud("capacity", "us-central2-b", "v9", "4"), 1)
     assert "there is no zone mars" in one_line(cloud("capacity", "mars", "v4", "4"), 1)
@@ -81,13 +82,13 @@ def test_capacity(regrow, cloud, one_line):
 def test_what_a_dead_server_leaves_is_ended(regrow, cloud, one_line):
     cloud("up", "--detach", "--port", "0")
     create(cloud, "q")
-    regrow.until(lambda: states(cloud)["q"] == "ACTIVE", 30)
+    until(lambda: states(cloud)["q"] == "ACTIVE")
     (uid,) = [entry.name for entry in (regrow.home / "cloud" / "hosts").iterdir()]
     assert marked(f"cloud-{uid}")
     os.kill(json.loads(cloud("status", "--json").stdout)["process"]["pid"], signal.SIGKILL)
-    regrow.until(lambda: "no local Cloud TPU runs" in cloud("status").stderr)
+    until(lambda: "no local Cloud TPU runs" in cloud("status").stderr)
     assert "no local Cloud TPU runs" in one_line(cloud("down"), 3)
-    regrow.until(lambda: not marked(f"cloud-{uid}"))
+    until(lambda: not marked(f"cloud-{uid}"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from regrow.processes import ProcessStat
+from regrow.processes import is_running
+from waiting import until
 
 ZONE = "projects/p/locations/us-central2-b"
 ALL = [(s, w) for s in (0, 1) for w in (0, 1)]
@@ -40,11 +41,6 @@ def tpu(real_tpu, made, tmp_path, monkeypatch):
 
 def run(tpu, command, *arguments, prefix="q"):
     return tpu("multihost", "run", "--prefix", prefix, "--command", command, *arguments)
-
-
-def runs(pid: int) -> bool:
-    stat = ProcessStat.of(pid)
-    return stat is not None and stat.state not in "ZX"
 
 
 def logs_of(tpu, name: str) -> dict[str, str]:
@@ -88,16 +84,16 @@ class TestRun:
         assert answer.returncode == 9
         pids = [int(text) for text in logs_of(tpu, "fails").values()]
         assert len(pids) == 4
-        assert not any(runs(pid) for pid in pids)
+        assert not any(is_running(pid) for pid in pids)
         assert "command: slice 1 worker 1 failed with status 9" in answer.stderr
         assert f"[slice 1 worker 1] {logs_of(tpu, 'fails')['q-1-worker-1.log']}" in answer.stderr
 
     def test_what_the_last_run_left_is_ended(self, tpu):
         run(tpu, "setsid sleep 600 >/dev/null 2>&1 & echo $!", "--run-name", "left")
         pids = [int(text) for text in logs_of(tpu, "left").values()]
-        assert all(runs(pid) for pid in pids)
+        assert all(is_running(pid) for pid in pids)
         assert run(tpu, "true").returncode == 0
-        assert not any(runs(pid) for pid in pids)
+        assert not any(is_running(pid) for pid in pids)
 
     @pytest.mark.parametrize(
         "number",
@@ -112,13 +108,13 @@ class TestRun:
         argv = ("multihost", "run", "--prefix", "q", "--command", command, "--run-name", "goes")
         with tpu.commands.start(*argv) as process:
             process.stdout.readline()
-            tpu.commands.until(lambda: all(logs_of(tpu, "goes").values()), 30)
+            until(lambda: all(logs_of(tpu, "goes").values()))
             pids = [int(text) for text in logs_of(tpu, "goes").values()]
             process.send_signal(number)
             process.communicate(timeout=60)
         wanted = {signal.SIGINT: 130, signal.SIGTERM: 143}
         assert process.returncode == wanted.get(number, -number)
-        tpu.commands.until(lambda: not any(runs(pid) for pid in pids), 30)
+        until(lambda: not any(is_running(pid) for pid in pids))
 
     def test_not_on_a_worker(self, tpu):
         environ = {"REGROW_HOME": str(tpu.home), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -233,10 +229,9 @@ class TestJob:
         # Who is left alone fails, as distributed JAX does, and its failure is not that of the job.
         command = f"[ $REGROW_ATTEMPT = 2 ] && exit 0; until [ -e {tmp_path}/lost ]; do sleep 0.1; done; exit 3"
         job("again", command, "--grace", "2s")
-        tpu.commands.until(lambda: len(self.status(tpu, "again")[1]["hosts"]) == 4, 60)
-        tpu.commands.until(
+        until(lambda: len(self.status(tpu, "again")[1]["hosts"]) == 4)
+        until(
             lambda: all(one["state"] == "running" for one in self.status(tpu, "again")[1]["hosts"]),
-            60,
         )
         (uid,) = tpu.good("tpu-vm", "describe", "again-1", "--format", "value(id)").split()
         (agent,) = tpu.home.glob(f"cloud/hosts/{uid}/*/0/agent.json")
@@ -258,7 +253,7 @@ class TestJob:
     def test_preempted_and_resumed(self, tpu, job, tmp_path):
         command = f"echo begins; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
         job("spot", command, "--spot")
-        tpu.commands.until(lambda: tpu("multihost", "logs", "spot").stdout == "begins\n", 60)
+        until(lambda: tpu("multihost", "logs", "spot").stdout == "begins\n")
         tpu.admin("preempt", f"{ZONE}/queuedResources/spot")
         status, told = self.status(tpu, "spot", "--wait")
         assert (status, told["state"]) == (1, "preempted")

@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+from waiting import until
+
 REQUEST = "projects/p/locations/us-central2-b/queuedResources"
 
 
@@ -65,7 +67,7 @@ def test_who_gives_up_deletes(simulated_tpu, one_line):
     assert late.returncode == 3
     assert "waited 0.1 s for capacity for q" in late.stderr
     assert "nobody waits for [q] any more" in late.stderr
-    tpu.commands.until(lambda: "NOT_FOUND" in tpu("queued-resources", "describe", "q").stderr)
+    until(lambda: "NOT_FOUND" in tpu("queued-resources", "describe", "q").stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -81,7 +83,7 @@ def test_who_is_interrupted_deletes(simulated_tpu, number):
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert "nobody waits for [q] any more" in errors
-    tpu.commands.until(lambda: "NOT_FOUND" in tpu("queued-resources", "describe", "q").stderr)
+    until(lambda: "NOT_FOUND" in tpu("queued-resources", "describe", "q").stderr)
 
 
 def test_hosts_that_are_not_there_yet(simulated_tpu, one_line):
@@ -95,7 +97,7 @@ def test_the_dead_are_named_and_reaped(simulated_tpu):
     tpu = simulated_tpu
     assert tpu.create("q", "--spot", "--wait").returncode == 0
     tpu.admin("preempt", f"{REQUEST}/q")
-    tpu.commands.until(lambda: tpu.state("q") == "SUSPENDED")
+    until(lambda: tpu.state("q") == "SUSPENDED")
     assert "hold quota until they are deleted: see reap" in tpu("queued-resources", "list").stderr
     again = tpu.create("q", "--spot")
     assert again.returncode == 1

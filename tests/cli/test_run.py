@@ -11,6 +11,9 @@ import time
 
 import pytest
 
+from regrow.processes import is_running
+from waiting import until
+
 SMALL = ("--slices", "1", "--devices-per-slice", "1")
 TELL = """
 import json, os, sys
@@ -61,7 +64,7 @@ def test_a_command_and_what_it_leaves_behind(regrow, tmp_path):
     assert result.returncode == 5
     target, supervisor, *left = answer.read_text().split()
     assert target.startswith("grpc://unix:/")
-    assert not any(regrow.runs(int(pid)) for pid in (supervisor, *left))
+    assert not any(is_running(int(pid)) for pid in (supervisor, *left))
 
 
 SLICES = """
@@ -127,7 +130,7 @@ def test_a_signal_goes_to_the_script_first(regrow, tmp_path, signum):
         "time.sleep(60)"
     )
     with regrow.start("run", *SMALL, "--", sys.executable, "-c", code) as process:
-        regrow.until(ready.exists, 60)
+        until(ready.exists)
         pids = regrow.pids(regrow.state())
         process.send_signal(signum)
         process.communicate(timeout=10)
@@ -151,7 +154,7 @@ def running(regrow, tmp_path):
     # The shell's child ignores what a shell would pass on: only SIGKILL ends it.
     code = f"(trap '' INT TERM HUP; sleep 60) & echo $$ > {ready}.new; mv {ready}.new {ready}; wait"
     with regrow.start("run", *SMALL, "--", "sh", "-c", code) as process:
-        regrow.until(ready.exists, 60)
+        until(ready.exists)
         state = regrow.state()
         pids = regrow.pids(state)
         assert len(pids) >= 5
@@ -183,7 +186,7 @@ def test_a_head_that_stands_still_ends_the_run(regrow, tmp_path, script):
     waits = f"until [ -e {stopped} ]; do sleep 0.05; done"
     code = f"trap 'exit 143' TERM; echo > {ready}; ({waits}; {script}) & wait $!"
     with regrow.start("run", *SMALL, "--", "sh", "-c", code) as process:
-        regrow.until(ready.exists, 60)
+        until(ready.exists)
         state = regrow.state()
         pids = regrow.pids(state)
         os.kill(state.head.pid, signal.SIGSTOP)
@@ -200,7 +203,7 @@ def test_the_death_of_both_is_cleaned_up_by_the_next_command(regrow, running, on
         os.kill(pid, signal.SIGKILL)
     process.wait(5)
     # The slices and the script end with their parents even so.
-    regrow.until(lambda: not regrow.runs(script))
+    until(lambda: not is_running(script))
     assert "no cluster runs in" in one_line(regrow("status"), 3)
     regrow.nothing_left(pids)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from regrow.processes import ProcessStat
+from regrow.processes import is_running
+from waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +35,6 @@ ALL = ("--node", "all", "--worker", "all")
 
 def ssh(tpu, command, *arguments):
     return tpu("queued-resources", "ssh", "q", "--command", command, *arguments)
-
-
-def runs(pid: int) -> bool:
-    stat = ProcessStat.of(pid)
-    return stat is not None and stat.state not in "ZX"
 
 
 def test_all_hosts(tpu, tmp_path):
@@ -97,11 +93,11 @@ def test_left_in_the_background(tpu):
     assert answer.returncode == 0
     pids = [int(line.split("process ")[1].split(",")[0]) for line in answer.stdout.splitlines()]
     assert len(pids) == 4
-    assert all(runs(pid) for pid in pids)
-    tpu.commands.until(lambda: ssh(tpu, "cat regrow-background.log").stdout == "1\n")
+    assert all(is_running(pid) for pid in pids)
+    until(lambda: ssh(tpu, "cat regrow-background.log").stdout == "1\n")
     # What is left behind ends with the hosts, if not before.
     tpu.good("queued-resources", "reset", "q")
-    tpu.commands.until(lambda: not any(runs(pid) for pid in pids))
+    until(lambda: not any(is_running(pid) for pid in pids))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -111,11 +107,11 @@ def test_a_client_that_goes_takes_its_commands_along(tpu, number):
     with tpu.commands.start(*argv) as process:
         lines = [process.stdout.readline() for _ in range(4)]
         pids = [int(line.rpartition(" ")[2]) for line in lines]
-        assert all(runs(pid) for pid in pids)
+        assert all(is_running(pid) for pid in pids)
         process.send_signal(number)
         process.communicate(timeout=30)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
-    tpu.commands.until(lambda: not any(runs(pid) for pid in pids))
+    until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def test_a_host_that_dies_is_told_as_ssh_does(tpu):
@@ -203,7 +199,7 @@ def test_a_startup_script_that_fails(tpu, one_line):
         "regrow: ABORTED: the startup script of s has failed with exit status 7 "
         "on slice 0 worker 1."
     )
-    tpu.commands.until(lambda: "NOT_FOUND" in tpu("queued-resources", "describe", "s").stderr, 30)
+    until(lambda: "NOT_FOUND" in tpu("queued-resources", "describe", "s").stderr)
     answer = tpu.create("s", *flags, "--metadata", "startup-script=true")
     assert answer.returncode == 0, answer.stderr
     told = tpu.good("tpu-vm", "get-guest-attributes", "s-node", "--query-path", "startup-script")

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from waiting import until
+
 TOKEN = "let-me-in"
 PROGRAM = """
 import jax, numpy as np
@@ -77,12 +79,12 @@ def test_hosts_that_join_from_elsewhere(regrow, joined, one_line):
     assert run_client(target) == "2 64.0"
     # A worker that is killed is started again by its host, a host that is killed joins again.
     assert regrow("slice", "kill", "1").returncode == 0
-    regrow.until(lambda: "2 of 2 slices up" in regrow("status").stdout, 60)
+    until(lambda: "2 of 2 slices up" in regrow("status").stdout)
     workers[0].kill()
     workers[0].communicate()
-    regrow.until(lambda: "1 of 2 slices up" in regrow("status").stdout, 60)
+    until(lambda: "1 of 2 slices up" in regrow("status").stdout)
     workers[0] = regrow.start("worker", "--slice=0", f"--resource_manager_address={address}")
-    regrow.until(lambda: "2 of 2 slices up" in regrow("status").stdout, 60)
+    until(lambda: "2 of 2 slices up" in regrow("status").stdout)
     assert run_client(target) == "2 64.0"
     far = ("worker", f"--resource_manager_address={address}")
     assert "has no host 0 of slice 7" in one_line(regrow(*far, "--slice=7"), 3)

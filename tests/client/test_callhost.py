@@ -7,7 +7,6 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,9 @@ from regrow.client.callhost import CallbackHost, knock
 from regrow.client.connections import dial
 from regrow.errors import Code, StatusError
 from regrow.worker.callbacks import HostCallbackError, HostCallbacks, user_error
+from waiting import until
 
 Rig = Any  # conftest.Rig; test modules are not importable by name
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
 
 
 def failure(callbacks: HostCallbacks, *arguments: Any) -> StatusError:
@@ -145,7 +138,7 @@ def test_functions_are_let_go_when_xla_has_let_them_go(rig: Rig) -> None:
     assert host.registered() == 1
     token = next(iter(host._programs))
     del held_by_xla
-    eventually(lambda: host.registered() == 0, "the functions to be let go")
+    until(lambda: host.registered() == 0, "the functions to be let go")
     late = HostCallbacks(rig.relay, rgcb.ProgramCallbacks(host.nonce, token, 1))
     assert "does not exist" in failure(late, np.float32(0)).message
     host.close()
@@ -164,7 +157,7 @@ def test_functions_stay_while_anybody_may_call_them(rig: Rig) -> None:
     time.sleep(0.1)
     assert host.registered() == 1
     rig.do(rig.head.release_all, "host 1")
-    eventually(lambda: host.registered() == 0, "the functions to be let go")
+    until(lambda: host.registered() == 0, "the functions to be let go")
     host.close()
 
 
@@ -285,9 +278,9 @@ def test_the_head_that_goes_is_told_once(rig: Rig, capfd: pytest.CaptureFixture[
     host = rig.host()
     callbacks = rig.callbacks(host, lambda x: x)
     callbacks.functions[0](np.int32(1))
-    eventually(lambda: host._greeted, "the greeting")
+    until(lambda: host._greeted, "the greeting")
     rig.do(rig.head.close, host.nonce)
-    eventually(lambda: host._threads == 0, "the connections to end")
+    until(lambda: host._threads == 0, "the connections to end")
     assert capfd.readouterr().err.count("is gone") == 1
 
 
@@ -296,7 +289,7 @@ def test_no_head_at_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
 
     host = CallbackHost(Settings.of(tmp_path / "nobody.sock"))
     host.start()
-    eventually(lambda: host._threads == 0, "the attempt to end")
+    until(lambda: host._threads == 0, "the attempt to end")
     assert "cannot open a connection for host callbacks" in capfd.readouterr().err
     host.close()
     gc.collect()

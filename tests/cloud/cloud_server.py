@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 from cloud_world import PLACE, request
 
 from regrow.cloud.server.state_dir import ServerState, StateDir
+from waiting import until
 
 ZONE = PLACE.name
 
@@ -128,12 +128,12 @@ class LocalCloud:
         return self.call("GET", f"{ZONE}/nodes/{name}")
 
     def active(self, name: str) -> None:
-        self.until(lambda: self.state_of(name) == "ACTIVE")
+        until(lambda: self.state_of(name) == "ACTIVE")
 
     def delete(self, name: str) -> None:
         path = f"{ZONE}/queuedResources/{name}"
         self.call("DELETE", f"{path}?force=true")
-        self.until(lambda: self.raw("GET", f"/v2/{path}")[0] == 404)
+        until(lambda: self.raw("GET", f"/v2/{path}")[0] == 404)
 
     def done(self, operation: Any, version: str = "v2") -> Any:
         """The end of an operation."""
@@ -143,15 +143,8 @@ class LocalCloud:
             ends[:] = [self.call("GET", operation["name"], version=version)]
             return bool(ends[0]["done"])
 
-        self.until(ended)
+        until(ended)
         return ends[0]
-
-    @staticmethod
-    def until(condition: Callable[[], object], timeout_s: float = 30) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.02)
 
     # --- hosts ---
 

@@ -15,6 +15,7 @@ from cloud_world import PLACE, node_body, request
 from regrow.cloud.client import CloudClient
 from regrow.cloud.waiting import Deadlines, Progress, dead, given_up_deleted, wait_ready
 from regrow.errors import CloudApiError, Code, NoClusterError, WaitTimeout
+from waiting import until
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ class TestWaiting:
         wait_ready(client, PLACE, "q", Deadlines(30, 30, 30))
         body = json.dumps({"name": PLACE.child("queuedResources", "q")})
         simulated.raw("POST", "/regrow/v1/preempt", body)
-        simulated.until(lambda: simulated.state_of("q") == "SUSPENDED")
+        until(lambda: simulated.state_of("q") == "SUSPENDED")
         with pytest.raises(CloudApiError, match="q is SUSPENDED by SERVICE"):
             wait_ready(client, PLACE, "q", Deadlines(30, 30, 30))
         assert dead(client, PLACE) == ["q"]
@@ -99,7 +100,7 @@ class TestWaiting:
         with pytest.raises(WaitTimeout), given_up_deleted(client, PLACE, "q"):
             wait_ready(client, PLACE, "q", Deadlines(assign_s=0.05))
         path = f"/v2/{PLACE.child('queuedResources', 'q')}"
-        simulated.until(lambda: simulated.raw("GET", path)[0] == 404)
+        until(lambda: simulated.raw("GET", path)[0] == 404)
 
 
 class _Moody(http.server.BaseHTTPRequestHandler):

@@ -12,6 +12,7 @@ from cloud_server import ZONE, LocalCloud
 
 from regrow.cloud.server.methods import METHODS
 from regrow.cloud.server.schema import ENUMS, MESSAGES
+from waiting import until
 
 # Their own deprecations are not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -179,7 +180,7 @@ class TestDiscoveryClient:
             }
             assert used["v4"] == {"total": "16"}
             queued.delete(name=name, force=True).execute()
-            simulated.until(lambda: simulated.raw("GET", f"/v2/{name}")[0] == 404)
+            until(lambda: simulated.raw("GET", f"/v2/{name}")[0] == 404)
             with pytest.raises(errors.HttpError, match="was not found") as refusal:
                 queued.get(name=name).execute()
             assert refusal.value.status_code == 404

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from signal import SIGKILL
 
 import failure_rig as rigs
-from failure_rig import Rig, alive, wait_until
+from failure_rig import Rig, wait_until
 
 from regrow.chaos import Anchor, Chaos, FaultEvent, InPhase, InRecovery
+from regrow.processes import is_running
 
 VICTIM = 1
 FIRST_VICTIM = 2
@@ -211,7 +212,7 @@ class Cell:
         for number, error in enumerate(errors):
             self._check_text(error, self.lost[number // count])
         pids = [pid for index in self.lost for pid in self.before[index]]
-        wait_until(lambda: not any(alive(pid) for pid in pids), 3)
+        wait_until(lambda: not any(is_running(pid) for pid in pids), 3)
 
     def bring_back(self) -> None:
         """The slices return; what was lost stays lost."""

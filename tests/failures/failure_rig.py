@@ -169,11 +169,6 @@ class Rig:
         return sum(links.cut_tcp_between(pid, others) for pid in self.pids(index))
 
 
-def alive(pid: int) -> bool:
-    stat = ProcessStat.of(pid)
-    return stat is not None and stat.state not in "ZX"
-
-
 def account(pid: int) -> str:
     """One line about a process; empty if it has ended."""
     try:

@@ -12,10 +12,10 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 import psutil
 import pytest
 from failure_matrix import PHASES
-from failure_rig import HANG_AFTER_S, Client, Rig, alive, wait_until
+from failure_rig import HANG_AFTER_S, Client, Rig, wait_until
 
 from regrow.control import ControlConnection
-from regrow.processes import marked
+from regrow.processes import is_running, marked
 
 ROUNDS = 5
 # What is measured is printed; what is asserted must hold on a busy machine too.
@@ -122,7 +122,7 @@ def test_a_hung_slice_is_seen_after_its_deadline_and_fenced(rig: Rig) -> None:
     print(f"SIGSTOP to client: {took_s:.2f} s")
     # Its last heartbeat may be as old as their distance.
     assert 0.7 * HANG_AFTER_S < took_s < HANG_AFTER_S + SEEN_S
-    wait_until(lambda: not any(alive(pid) for pid in pids), 3)
+    wait_until(lambda: not any(is_running(pid) for pid in pids), 3)
     assert rig.cluster.slices[1].state == "lost"
 
 
@@ -216,7 +216,7 @@ def test_one_host_takes_its_slice_along(shared_rig_of_hosts: Rig, host: int, pha
     error = rig.client.do("end")["error"]
     assert error.startswith("JaxRuntimeError: DATA_LOSS: slice 1 was lost: host"), error
     assert f"host {host} (pid {before[1][host]}) was ended by SIGKILL" in error
-    wait_until(lambda: not any(alive(pid) for pid in before[1]), 3)
+    wait_until(lambda: not any(is_running(pid) for pid in before[1]), 3)
     rig.client.do("survive", live=[0])
     assert rig.pids(0) == before[0]
     rig.ready()

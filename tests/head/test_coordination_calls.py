@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from regrow.head import coordination_calls
 from regrow.wire import schema
+from waiting import until
 
 WAIT_S = 20.0
 SERVICE = "xla.coordination.CoordinationService"
@@ -58,13 +58,6 @@ def client(served: ServedCoordination) -> Iterator[Client]:
     made = Client(served.coordination.address)
     yield made
     made.channel.close()
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_S} s for {what}"
-        time.sleep(0.01)
 
 
 def waits(served: ServedCoordination, epoch: Epoch) -> int:
@@ -115,15 +108,15 @@ def test_a_wait_goes_with_its_caller(served: ServedCoordination, client: Client)
     calls = [
         client.begin(method, request.SerializeToString()) for method, request in requests.items()
     ]
-    wait_until(lambda: waits(served, epoch) == len(calls), "all to wait")
+    until(lambda: waits(served, epoch) == len(calls), "all to wait")
     for call in calls[1:]:
         call.cancel()
-    wait_until(lambda: waits(served, epoch) == 1, "the cancelled ones to end")
+    until(lambda: waits(served, epoch) == 1, "the cancelled ones to end")
     guest = Client(epoch.address)
     call = guest.begin("GetKeyValue", requests["GetKeyValue"].SerializeToString())
-    wait_until(lambda: waits(served, epoch) == 2, "the guest to wait")
+    until(lambda: waits(served, epoch) == 2, "the guest to wait")
     guest.channel.close()
-    wait_until(lambda: waits(served, epoch) == 1, "the guest to go")
+    until(lambda: waits(served, epoch) == 1, "the guest to go")
     served.close(epoch)
     assert calls[0].code() is grpc.StatusCode.CANCELLED
 

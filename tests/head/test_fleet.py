@@ -32,6 +32,7 @@ from regrow.head.guard import Guard
 from regrow.head.links import Link
 from regrow.head.topology import Topology
 from regrow.launchers.base import HostSpec
+from waiting import until_on_loop
 
 WAIT_S = 10.0
 
@@ -170,25 +171,20 @@ class Bench:
 
     async def started(self, index: int, incarnation: int = 1) -> list[FakeProcess]:
         hosts = self.config.hosts_per_slice
-        await until(lambda: len(self.of(index, incarnation)) == hosts, "the processes")
+        await until_on_loop(lambda: len(self.of(index, incarnation)) == hosts, "the processes")
         return self.of(index, incarnation)
 
     async def come_up(self, index: int, incarnation: int = 1) -> list[FakeProcess]:
         processes = await self.started(index, incarnation)
         for process in processes:
             await asyncio.to_thread(process.come_up)
-        await until(lambda: (index, incarnation) in [up[:2] for up in self.ups], "the slice")
+        await until_on_loop(
+            lambda: (index, incarnation) in [up[:2] for up in self.ups], "the slice"
+        )
         return processes
 
     def state(self, index: int) -> str:
         return self.fleet.membership.info(index).state
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.002)
 
 
 def run(
@@ -258,7 +254,7 @@ def test_commands_and_reports(tmp_path: Path) -> None:
         link.ask(lambda rid: c.Ready(rid, (1,)), answer)
         assert process.channel is not None
         process.channel.send(c.pack_all([c.Released((5,)), c.EpochFormed(1, 99)]))
-        await until(lambda: len(bench.reports) >= 2, "the reports")
+        await until_on_loop(lambda: len(bench.reports) >= 2, "the reports")
         reports = [(one.host, command) for one, command in bench.reports]
         assert (0, c.Released((5,))) in reports
         assert (0, c.EpochFormed(1, 99)) in reports
@@ -284,7 +280,7 @@ def test_a_report_that_cannot_be_handled_ends_the_head(
         bench.report = refuse  # type: ignore[method-assign]
         assert process.channel is not None
         process.channel.send(c.pack_all([c.Released((5,)), c.Released((6,))]))
-        await until(lambda: (link, c.Released((6,))) in bench.reports, "the second report")
+        await until_on_loop(lambda: (link, c.Released((6,))) in bench.reports, "the second report")
         assert "a fault of the head" in caplog.text
         assert "LookupError: a fault of the head" in (guard.failure or "")
 
@@ -299,7 +295,7 @@ def test_reports_of_a_slice_that_is_not_up_are_not_told(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         assert not bench.reports
         process.channel.send(c.pack_all([c.Up("0.10.2", True), c.Released((6,))]))
-        await until(lambda: bench.reports, "the report")
+        await until_on_loop(lambda: bench.reports, "the report")
         assert [command for _, command in bench.reports] == [c.Released((6,))]
 
     run(tmp_path, main, slices=1)
@@ -312,7 +308,7 @@ def test_a_message_that_is_none_costs_only_itself(tmp_path: Path) -> None:
         for noise in (b"\xc1", b"\x93\x01", b"\x91\xcd\xff\xff", b"\x05"):
             process.channel.send(noise)
         process.channel.send(c.pack_all([c.Released((6,))]))
-        await until(lambda: bench.reports, "the report")
+        await until_on_loop(lambda: bench.reports, "the report")
         assert not bench.losses
 
     run(tmp_path, main, slices=1)
@@ -335,7 +331,7 @@ def test_the_end_of_a_process_is_the_loss_of_its_slice(tmp_path: Path) -> None:
         assert [answer.error for answer in answers] == [error, error]
         # Its other host is ended, too.
         assert processes[1].signals == ["kill"]
-        await until(lambda: processes[1].cause, "the other host")
+        await until_on_loop(lambda: processes[1].cause, "the other host")
         assert bench.state(1) == "lost"
         assert bench.state(0) == "up"
 
@@ -393,7 +389,7 @@ def test_a_slice_that_hangs_is_lost_and_fenced(tmp_path: Path) -> None:
         started = time.monotonic()
         bench.fleet.stop(0)
         assert process.signals == ["stop"]
-        await until(lambda: bench.losses, "the loss")
+        await until_on_loop(lambda: bench.losses, "the loss")
         assert 0.3 < time.monotonic() - started < 5
         error, _, _ = bench.losses[0]
         assert error.slice_index == 0
@@ -429,12 +425,12 @@ def test_faults_are_done_to_every_host_of_a_slice(
         assert [process.signals for process in processes] == [["SIGSEGV"], ["SIGSEGV"]]
         bench.fleet.inflict(1, "sever")
         members = [member for _, member in bench.fleet._of(1, 1)]
-        await until(lambda: all(one.connections == 2 for one in members), "new connections")
+        await until_on_loop(lambda: all(one.connections == 2 for one in members), "new connections")
         assert not bench.losses
         # What a preemption does not end by itself is ended after a grace.
         bench.fleet.inflict(1, "term")
         assert processes[0].signals == ["SIGSEGV", "SIGTERM"]
-        await until(lambda: bench.losses, "the loss")
+        await until_on_loop(lambda: bench.losses, "the loss")
         assert "kill" in processes[0].signals
         assert not any(process.signals for process in others)
         with pytest.raises(ControlError, match="slice 1"):
@@ -462,11 +458,11 @@ def test_a_break_of_the_connection(tmp_path: Path) -> None:
         assert process.channel._stream is not None
         process.channel._stream.close()
         member = bench.fleet._members[0, 0, 1]
-        await until(lambda: member.connections == 2, "the connection")
+        await until_on_loop(lambda: member.connections == 2, "the connection")
         assert bench.state(0) == "up"
         assert not bench.losses
         await asyncio.to_thread(process.channel.close)
-        await until(lambda: bench.losses, "the loss")
+        await until_on_loop(lambda: bench.losses, "the loss")
         assert "kill" in process.signals
 
     run(tmp_path, main, slices=1, reconnect_s=0.4)
@@ -474,7 +470,7 @@ def test_a_break_of_the_connection(tmp_path: Path) -> None:
 
 def test_a_process_that_cannot_be_started(tmp_path: Path) -> None:
     async def main(bench: Bench) -> None:
-        await until(lambda: bench.losses, "the failure")
+        await until_on_loop(lambda: bench.losses, "the failure")
         ((error, _, was_up),) = bench.losses
         assert not was_up
         assert "no more processes" in error.message
@@ -489,11 +485,11 @@ def test_a_process_that_cannot_be_started(tmp_path: Path) -> None:
 def test_a_process_that_comes_to_life_after_its_slice_was_lost_is_ended(tmp_path: Path) -> None:
     async def main(bench: Bench) -> None:
         bench.launch_gate.clear()
-        await until(lambda: bench.losses, "the start's deadline")
+        await until_on_loop(lambda: bench.losses, "the start's deadline")
         assert not bench.processes
         bench.launch_gate.set()
-        await until(lambda: bench.processes, "the process")
-        await until(lambda: bench.processes[0].cause, "its end")
+        await until_on_loop(lambda: bench.processes, "the process")
+        await until_on_loop(lambda: bench.processes[0].cause, "its end")
         assert bench.processes[0].signals == ["kill"]
 
     run(tmp_path, main, slices=1, start_deadline_s=0.2)
@@ -536,6 +532,6 @@ def test_close_ends_all_without_a_loss(tmp_path: Path) -> None:
         await bench.fleet.close()
         assert "kill" in process.signals
         assert not bench.losses
-        await until(lambda: process.lost, "the worker to notice")
+        await until_on_loop(lambda: process.lost, "the worker to notice")
 
     run(tmp_path, main, slices=1)

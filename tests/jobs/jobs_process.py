@@ -12,6 +12,7 @@ from typing import Any
 
 from regrow.control import ControlConnection
 from regrow.errors import ControlError, NoClusterError
+from waiting import until
 
 SHAPE = {"platform": "cpu", "hosts": 1, "devices": 2}
 
@@ -81,7 +82,7 @@ class Peer:
             found.extend(one for one in self.take() if one["kind"] == kind)
             return bool(found)
 
-        wait_for(look, timeout_s)
+        until(look, timeout_s=timeout_s)
         return found[0]
 
 
@@ -140,13 +141,6 @@ class FakeJob(Peer):
                     self.leases.clear()
                     self.suspended = True
                     self.tell("JobSuspended", name=self.name, attempt=self.attempt)
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def works(do: Callable[[], object]) -> bool:

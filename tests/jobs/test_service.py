@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs_process import FakeHosts, FakeJob, Peer, Process, wait_for, works
+from jobs_process import FakeHosts, FakeJob, Peer, Process, works
 
 from regrow.errors import ClusterError, UsageError
+from waiting import until
 
 PRIORITIES = """
 kind: PriorityClass
@@ -54,7 +55,7 @@ def test_two_jobs_one_spare(start: Callable[..., Process]) -> None:
             peer.obey()
         return bool(high.leases and (low.leases or low.suspended))
 
-    wait_for(settled)
+    until(settled)
     status = high.call("status")
     assert [job["name"] for job in status["jobs"]] == ["high", "low"]
     # The spare is taken first, then the lower job's slice.
@@ -63,7 +64,7 @@ def test_two_jobs_one_spare(start: Callable[..., Process]) -> None:
         high.leases.clear()
         high.tell("SliceFailed", index=index, incarnation=incarnation, cause="SIGKILL")
         hosts.fenced.clear()
-        wait_for(settled)
+        until(settled)
         assert index not in high.leases
     assert any("leased as number 0" in one["text"] for one in high.call("status")["changes"])
     for peer in peers:
@@ -81,9 +82,9 @@ def test_a_connection_that_ends_takes_its_job_and_its_slices_along(
     job.until("Start")
     operator = Peer(process)
     hosts.close()
-    wait_for(lambda: operator.call("status")["slices"][0]["state"] == "failed")
+    until(lambda: operator.call("status")["slices"][0]["state"] == "failed")
     job.close()
-    wait_for(lambda: not operator.call("status")["jobs"])
+    until(lambda: not operator.call("status")["jobs"])
     texts = [one["text"] for one in operator.call("status")["changes"]]
     assert "failed: its hosts are gone" in texts
     assert "withdrawn: its process is gone" in texts
@@ -212,7 +213,7 @@ def test_killed_at_any_moment_it_goes_on(start: Callable[..., Process]) -> None:
         hosts = FakeHosts(process, 4)
         for job in jobs:
             job.report()
-    wait_for(lambda: served(hosts, jobs))
+    until(lambda: served(hosts, jobs))
     status = jobs[0].call("status")
     for job in jobs:
         (told,) = [one for one in status["jobs"] if one["name"] == job.name]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs_process import SHAPE, FakeHosts, Peer, Process, wait_for
+from jobs_process import SHAPE, FakeHosts, Peer, Process
 
 from regrow.errors import NoClusterError, UsageError
 from regrow.jobs.tenant import Tenancy, Tenant, place_of
+from waiting import until
 
 
 def grant(rank: int, index: int, incarnation: int) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def test_what_a_dead_manager_did_not_confirm_is_told_to_the_next(process: Proces
             tenant.step()
             return tenant.tenancy.attempt == 1
 
-        wait_for(started)
+        until(started)
         assert set(tenant.tenancy.leases) == {0, 1}
         process.end()
         index, incarnation = tenant.tenancy.leases[1]
@@ -88,10 +89,10 @@ def test_what_a_dead_manager_did_not_confirm_is_told_to_the_next(process: Proces
             tenant.step()
             return set(tenant.tenancy.leases) == {0, 1}
 
-        wait_for(replaced)
+        until(replaced)
         assert tenant.tenancy.leases[1][1] > incarnation
         tenant.ended(ok=True, cause="", attempt=1)
-        wait_for(lambda: tenant.own_status() == {})
+        until(lambda: tenant.own_status() == {})
     hosts.close()
 
 

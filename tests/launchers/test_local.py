@@ -20,7 +20,8 @@ from regrow.launchers import forks, local
 from regrow.launchers.base import HostSpec
 from regrow.launchers.local import LocalLauncher, worker_environ
 from regrow.launchers.logs import MAX_BYTES, HostLog
-from regrow.processes import RUN_MARK, ProcessStat, children_of, marked, spawn
+from regrow.processes import RUN_MARK, ProcessStat, children_of, is_running, marked, spawn
+from waiting import until_on_loop
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
@@ -72,23 +73,12 @@ async def exit_of(process) -> str:
         return await ended
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - conditions of other processes
-            await asyncio.sleep(0.005)
-
-
 def spec(**options) -> HostSpec:
     return HostSpec(1, 0, 3, (2, 3), "/nowhere/workers.sock", b"\x00secret", options)
 
 
-def running(pid: int) -> bool:
-    stat = ProcessStat.of(pid)
-    return stat is not None and stat.state not in "ZX"
-
-
 async def answer(path: Path):
-    await until(lambda: path.exists())
+    await until_on_loop(lambda: path.exists())
     return load(path)
 
 
@@ -167,7 +157,7 @@ def test_the_death_of_a_host_is_seen_at_once(launching, stopped):
         process = await launcher.start(spec())
         if stopped:
             process.stop()
-            await until(lambda: ProcessStat.of(process.pid).state == "T")
+            await until_on_loop(lambda: ProcessStat.of(process.pid).state == "T")
         began_at = time.monotonic()
         process.kill()
         assert await exit_of(process) == "SIGKILL (signal 9)"
@@ -184,9 +174,9 @@ def test_a_stopped_host_goes_on(launching):
     async def test(launcher):
         process = await launcher.start(spec())
         process.stop()
-        await until(lambda: ProcessStat.of(process.pid).state == "T")
+        await until_on_loop(lambda: ProcessStat.of(process.pid).state == "T")
         process.cont()
-        await until(lambda: ProcessStat.of(process.pid).state == "S")
+        await until_on_loop(lambda: ProcessStat.of(process.pid).state == "S")
 
     launching(test)
 
@@ -197,15 +187,15 @@ def test_what_a_host_has_started_ends_with_it(launching, tmp_path, by):
 
     async def test(launcher):
         process = await launcher.start(spec(answer=str(path)))
-        await until(lambda: path.exists() and path.read_text())
+        await until_on_loop(lambda: path.exists() and path.read_text())
         child = int(path.read_text())
-        assert running(child)
+        assert is_running(child)
         if by == "kill":
             process.kill()
         else:
             os.kill(process.pid, signal.SIGTERM)
         await exit_of(process)
-        await until(lambda: ProcessStat.of(child) is None)
+        await until_on_loop(lambda: ProcessStat.of(child) is None)
 
     launching(test, entry="targets:breed")
 
@@ -232,7 +222,7 @@ def test_a_template_that_is_stopped_is_replaced(launching, monkeypatch, waited_f
         template = launcher.template_pid
         os.kill(template, signal.SIGSTOP)
         if not waited_for:
-            await until(lambda: launcher.template_pid != template)
+            await until_on_loop(lambda: launcher.template_pid != template)
         second = await launcher.start(spec())
         assert launcher.template_pid != template
         assert ProcessStat.of(template) is None
@@ -282,7 +272,7 @@ def test_a_template_that_cannot_be_started_again_is_tried_again(launching, monke
         template = launcher.template_pid
         monkeypatch.setattr(forks, "spawn", refusing)
         os.kill(template, signal.SIGKILL)
-        await until(lambda: refusals == 1)
+        await until_on_loop(lambda: refusals == 1)
         with pytest.raises(LaunchError, match="no more processes"):
             await launcher.start(spec())
         assert (await launcher.start(spec())).cause is None
@@ -313,7 +303,7 @@ def test_a_start_outlives_the_template(launching, run_id, tmp_path):
     async def test(launcher):
         template = launcher.template_pid
         process = await launcher.start(spec(answer=str(tmp_path / "done"), template=template))
-        await until(lambda: (tmp_path / "done").exists())
+        await until_on_loop(lambda: (tmp_path / "done").exists())
         await launcher.start(spec(answer=str(tmp_path / "done"), template=template))
         assert process.cause is None
         assert launcher.template_pid != template
@@ -392,9 +382,9 @@ def test_hosts_end_with_the_head_also_stopped_ones(run_id, tmp_path):
         assert len(pids) == 3
         owner.kill()
     deadline = time.monotonic() + 2
-    while any(running(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert not any(running(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 def test_workers_get_none_of_the_users_settings_for_a_client():
@@ -436,6 +426,6 @@ def test_no_log_grows_for_ever(launching, tmp_path):
         for log in logs:
             with log.open("ab") as file:
                 file.truncate(MAX_BYTES + 1)
-        await until(lambda: all(log.stat().st_size <= MAX_BYTES for log in logs))
+        await until_on_loop(lambda: all(log.stat().st_size <= MAX_BYTES for log in logs))
 
     launching(test)

@@ -16,7 +16,7 @@ from regrow.cloud.remote.targets import Host
 from regrow.multihost import runner
 from regrow.multihost.package import packed
 from regrow.multihost.targets import is_this_machine
-from regrow.processes import ProcessStat
+from regrow.processes import is_running
 
 # As sshd does, it gives the command a home directory, and does not end it when the client is killed.
 FAKE = """#!/bin/sh
@@ -93,7 +93,7 @@ def test_the_first_failure_ends_all(hosts, tmp_path):
     assert [result.status for result in one.sweep(screen)] == [0] * 4
     pids = [int(line) for _, line in screen.lines if line.strip().isdigit()]
     assert len(pids) == 3
-    assert not any(lives(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 def test_a_runner_that_is_killed_takes_all_along(hosts, tmp_path):
@@ -110,17 +110,12 @@ def test_a_runner_that_is_killed_takes_all_along(hosts, tmp_path):
     argv = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         pids = [int(process.stdout.readline()) for _ in range(2)]
-        assert all(lives(pid) for pid in pids)
+        assert all(is_running(pid) for pid in pids)
         process.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while any(lives(pid) for pid in pids):
+    while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def lives(pid: int) -> bool:
-    stat = ProcessStat.of(pid)
-    return stat is not None and stat.state not in "ZX"
 
 
 def test_this_machine_is_told_from_others(monkeypatch):

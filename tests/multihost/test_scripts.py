@@ -5,25 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from regrow.multihost import scripts
-from regrow.processes import ProcessStat
-
-
-def runs(pid: int) -> bool:
-    stat = ProcessStat.of(pid)
-    return stat is not None and stat.state not in "ZX"
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+from regrow.processes import is_running
+from waiting import until
 
 
 @pytest.fixture
@@ -70,11 +58,11 @@ def test_the_end_of_input_ends_the_command_and_all_it_has_started(sh):
     command = "trap '' TERM; setsid sleep 600 & echo $!; sleep 601 & echo $!; echo $$; wait"
     with sh(scripts.run("f", command, {}, "a1"), stdin=subprocess.PIPE) as process:
         pids = [int(process.stdout.readline()) for _ in range(3)]
-        assert all(runs(pid) for pid in pids)
+        assert all(is_running(pid) for pid in pids)
         process.stdin.close()
         # The shell does not listen to SIGTERM.
         assert process.wait(timeout=30) == -signal.SIGKILL
-        until(lambda: not any(runs(pid) for pid in pids))
+        until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def leaves_behind(sh, run_id: str) -> int:
@@ -94,11 +82,11 @@ def test_what_an_earlier_run_has_left_is_ended_and_nothing_else(sh, tmp_path):
     with subprocess.Popen(["sleep", "30"], env=environ) as somebody_elses:
         told(sh("mkdir f"))
         left = leaves_behind(sh, "a1")
-        assert runs(left)
+        assert is_running(left)
         status, _, errors = told(sh(scripts.prepare("f", unpack=False)))
         assert (status, errors) == (0, "ending 1 process(es) of a run\n")
-        assert not runs(left)
-        assert runs(somebody_elses.pid)
+        assert not is_running(left)
+        assert is_running(somebody_elses.pid)
         somebody_elses.kill()
 
 
@@ -106,9 +94,9 @@ def test_a_run_that_ends_leaves_the_one_that_has_replaced_it_alone(sh):
     told(sh("mkdir f"))
     left = leaves_behind(sh, "b2")
     assert told(sh(scripts.sweep("a1"))) == (0, "", "")
-    assert runs(left)
+    assert is_running(left)
     assert told(sh(scripts.sweep("b2"))) == (0, "", "ending 1 process(es) of a run\n")
-    assert not runs(left)
+    assert not is_running(left)
 
 
 def test_who_holds_a_device_is_ended(sh, tmp_path):

@@ -211,7 +211,7 @@ class Job:
         assert len(turns) == len(set(turns)), f"an old attempt wrote after a new one: {lines}"
 
     def check_nothing_left(self) -> None:
-        until(lambda: not self.processes(), 60)
+        until(lambda: not self.processes())
         left = self.world.raylets()
         states = [(pid, stat.state) for pid in left if (stat := ProcessStat.of(pid))]
         assert len(states) <= len(RANKS), f"raylets of hosts that are none: {states}"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import functools
 from pathlib import Path
 
+import waiting
+
 LONG = 300.0
-
-
-def until(condition: Callable[[], object], timeout_s: float = LONG) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
+until = functools.partial(waiting.until, timeout_s=LONG)
 
 
 def raylet_at(address: str) -> int:

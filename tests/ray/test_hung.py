@@ -26,7 +26,7 @@ def in_state(pid: int, *states: str) -> None:
         stat = ProcessStat.of(pid)
         return stat is not None and stat.state in states
 
-    until(is_in_state, 20)
+    until(is_in_state)
 
 
 def stop(pid: int) -> None:

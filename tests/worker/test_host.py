@@ -12,6 +12,7 @@ from worker_rig import ADD_ONE, F32, SHARDED, SLOW, TWO_RESULTS, HostRig, Memory
 from regrow.channel import commands as c
 from regrow.errors import SLICE_DOWN_WORDS, Code
 from regrow.worker.compiler import Compiler
+from waiting import until
 
 ONES = np.ones(4, np.float32)
 
@@ -42,7 +43,7 @@ def test_pings_are_answered_at_once_and_tell_how_far_the_queue_is() -> None:
     rig.tell(c.Free([1]), c.Ping(5), c.Free([2]))
     assert rig.reports.all == [c.Pong(5, 0)]
     rig.start()
-    rig.until(lambda: rig.host._done == 2, "the queue")
+    until(lambda: rig.host._done == 2, "the queue")
     rig.tell(c.Ping(-6))
     assert rig.reports.all[1:] == [c.Pong(-6, 2)]
     rig.close()
@@ -103,7 +104,7 @@ def test_a_promise_is_kept(host: HostRig, shared: bool) -> None:
     assert host.floats(taken) == [3, 4]
     if shared:
         assert host.memory is not None
-        host.until(lambda: len(host.memory.released) == 2, "the releases")  # type: ignore[union-attr]
+        until(lambda: len(host.memory.released) == 2, "the releases")  # type: ignore[union-attr]
 
 
 def test_a_fill_overtakes_the_queue() -> None:
@@ -131,7 +132,7 @@ def test_a_promise_is_broken(host: HostRig) -> None:
     # What comes of it after all is let go of.
     fill(host, aid, [1, 2], shared=True)
     assert host.memory is not None
-    host.until(lambda: host.memory.released, "the release")  # type: ignore[union-attr]
+    until(lambda: host.memory.released, "the release")  # type: ignore[union-attr]
     assert isinstance(host.get(aid), c.Failed)
 
 
@@ -147,7 +148,7 @@ def test_promises_that_nobody_made(host: HostRig) -> None:
     fill(host, 77, [1, 2], shared=True)
     host.tell(c.FillError(78, 15, "text"))
     assert host.memory is not None
-    host.until(lambda: host.memory.released, "the release")  # type: ignore[union-attr]
+    until(lambda: host.memory.released, "the release")  # type: ignore[union-attr]
 
 
 def test_a_promise_that_is_freed_leaves_nothing_behind(host: HostRig) -> None:
@@ -155,7 +156,7 @@ def test_a_promise_that_is_freed_leaves_nothing_behind(host: HostRig) -> None:
         aid = promise(host)
         host.tell(c.Free([aid]))
         host.tell(c.FillError(aid, 8, "no room"))
-    host.until(lambda: not len(host.host.store), "the frees")
+    until(lambda: not len(host.host.store), "the frees")
     promises: Any = host.host._at_once[c.Expect].__self__  # type: ignore[attr-defined]
     assert not promises._open
 

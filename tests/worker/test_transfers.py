@@ -20,6 +20,7 @@ from regrow.worker import transfers
 from regrow.worker.compiler import Compiler
 from regrow.worker.platform import Domain
 from regrow.worker.store import Part, PartError, Store
+from waiting import until
 
 KINDS = [
     np.dtype(d)
@@ -227,7 +228,7 @@ def test_a_host_releases_what_is_freed(host: HostRig, compiler: Compiler) -> Non
     assert host.floats(result) == [1, 2, 3, 4]
     assert not memory.released
     host.tell(c.Free((arg,)))
-    host.until(lambda: memory.released, "the release")
+    until(lambda: memory.released, "the release")
     assert host.floats(result) == [1, 2, 3, 4]
 
 
@@ -243,7 +244,7 @@ def test_what_fails_is_released_too(host: HostRig) -> None:
     bad_place = c.Put(2, F32, ref, (HostShard(9, 0, (4,), None),), "device", False, other, True)
     host.tell(bad_place)
     assert isinstance(host.get(2), c.Failed)
-    host.until(lambda: sorted(memory.released) == [lease, other], "the releases")
+    until(lambda: sorted(memory.released) == [lease, other], "the releases")
 
 
 def test_a_segment_that_is_not_open(home: Domain, memory: Memory) -> None:

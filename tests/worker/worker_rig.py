@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -186,12 +185,6 @@ class HostRig:
         end = results[-1] if status else 0
         self.tell(c.Execute(launch, program, args, results[:outs], end))
         return results
-
-    def until(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"waited in vain for {what}"
-            time.sleep(0.005)
 
     def close(self) -> None:
         self.host.stop()

@@ -15,15 +15,11 @@ from typing import Any
 import pytest
 from cloud_server import ZONE, LocalCloud
 
-from regrow.processes import ProcessStat
+from regrow.processes import is_running
+from waiting import until
 
 QUEUED = f"{ZONE}/queuedResources"
 NODES = f"{ZONE}/nodes"
-
-
-def runs(pid: int) -> bool:
-    stat = ProcessStat.of(pid)
-    return stat is not None and stat.state not in "ZX"
 
 
 def metadata(address: str, path: str, **headers: str) -> str:
@@ -91,7 +87,7 @@ def test_startup_script_and_metadata(cloud: LocalCloud) -> None:
         items = told["guestAttributes"][0]["queryValue"]["items"]
         return {f"{item['namespace']}/{item['key']}": item["value"] for item in items}
 
-    cloud.until(lambda: "startup-script/exit-status" in exit_status())
+    until(lambda: "startup-script/exit-status" in exit_status())
     assert exit_status() == {
         "mine/key": "hello",
         "startup-script/boot": "1",
@@ -121,7 +117,7 @@ def test_metadata_changes_are_told(cloud: LocalCloud) -> None:
     )
     with waiting:
         # It must have asked before the change comes.
-        cloud.until(lambda: _is_waiting(waiting.pid))
+        until(lambda: _is_waiting(waiting.pid))
         cloud.done(cloud.call("PATCH", f"{NODES}/q-0?updateMask=metadata", body))
         assert waiting.communicate(timeout=20)[0] == "2"
 
@@ -139,11 +135,11 @@ def test_reset_keeps_the_disk_and_clears_the_memory(cloud: LocalCloud) -> None:
     script = "echo boot >> boots; wc -l < boots\n" + STAY.partition("\n")[2]
     cloud.create("q", "v4-16", metadata={"startup-script": script})
     cloud.active("q")
-    cloud.until(lambda: script_pids(cloud, "q-0", 1))
+    until(lambda: script_pids(cloud, "q-0", 1))
     before = [*cloud.agents("q-0"), *script_pids(cloud, "q-0", 1)]
     cloud.done(cloud.call("POST", f"{QUEUED}/q:reset", {}))
-    cloud.until(lambda: len(script_pids(cloud, "q-0", 1)) == 2)
-    assert not any(runs(pid) for pid in before)
+    until(lambda: len(script_pids(cloud, "q-0", 1)) == 2)
+    assert not any(is_running(pid) for pid in before)
     assert re.findall(r"^(\d+)$", cloud.script_log("q-0", 1), re.MULTILINE) == ["1", "2"]
     assert boots(cloud, "q-0") == [(1, 1), (1, 2)]
 
@@ -152,14 +148,14 @@ def test_a_dead_host_is_repaired(cloud: LocalCloud) -> None:
     cloud.start()
     cloud.create("q", "v4-16", slices=2, metadata={"startup-script": STAY + " # never ends"})
     cloud.active("q")
-    cloud.until(lambda: all(script_pids(cloud, f"q-{s}", w) for s in (0, 1) for w in (0, 1)))
+    until(lambda: all(script_pids(cloud, f"q-{s}", w) for s in (0, 1) for w in (0, 1)))
     old = [pid for s in (0, 1) for w in (0, 1) for pid in script_pids(cloud, f"q-{s}", w)]
     os.kill(cloud.agents("q-1")[0], signal.SIGKILL)
-    cloud.until(lambda: boots(cloud, "q-1", 1) == [(1, 1), (2, 1)])
-    cloud.until(lambda: boots(cloud, "q-0", 1) == [(1, 1), (1, 2)])
-    cloud.until(lambda: [cloud.node(f"q-{s}")["state"] for s in (0, 1)] == ["READY"] * 2)
+    until(lambda: boots(cloud, "q-1", 1) == [(1, 1), (2, 1)])
+    until(lambda: boots(cloud, "q-0", 1) == [(1, 1), (1, 2)])
+    until(lambda: [cloud.node(f"q-{s}")["state"] for s in (0, 1)] == ["READY"] * 2)
     assert cloud.state_of("q") == "ACTIVE"
-    assert not any(runs(pid) for pid in old), "nothing of the old job runs"
+    assert not any(is_running(pid) for pid in old), "nothing of the old job runs"
 
 
 def test_preemption_is_announced_and_ends_in_sigkill(cloud: LocalCloud) -> None:
@@ -171,15 +167,15 @@ def test_preemption_is_announced_and_ends_in_sigkill(cloud: LocalCloud) -> None:
     )
     cloud.create("q", spot={}, metadata={"startup-script": script})
     cloud.active("q")
-    cloud.until(lambda: "FALSE" in cloud.script_log("q-0"))
+    until(lambda: "FALSE" in cloud.script_log("q-0"))
     pids = [*cloud.agents("q-0"), *script_pids(cloud, "q-0")]
     cloud.raw("POST", "/regrow/v1/preempt", f'{{"name": "{QUEUED}/q"}}')
-    cloud.until(lambda: cloud.state_of("q") == "SUSPENDED")
+    until(lambda: cloud.state_of("q") == "SUSPENDED")
     log = cloud.script_log("q-0")
     assert "TRUE\n" in log
     assert "got SIGTERM" in log
     assert log.index("TRUE\n") < log.index("got SIGTERM")
-    assert not any(runs(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
     assert cloud.node("q-0")["state"] == "PREEMPTED"
 
 
@@ -191,13 +187,13 @@ def test_stop_and_start(cloud: LocalCloud) -> None:
         "metadata": {"startup-script": STAY, "shutdown-script": "echo good bye"},
     }
     cloud.done(cloud.call("POST", f"{NODES}?nodeId=n", body))
-    cloud.until(lambda: script_pids(cloud, "n"))
+    until(lambda: script_pids(cloud, "n"))
     pids = [*cloud.agents("n"), *script_pids(cloud, "n")]
     cloud.done(cloud.call("POST", f"{NODES}/n:stop", {}))
-    assert not any(runs(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
     assert "good bye" in cloud.script_log("n")
     cloud.done(cloud.call("POST", f"{NODES}/n:start", {}))
-    cloud.until(lambda: boots(cloud, "n") == [(1, 1), (1, 2)])
+    until(lambda: boots(cloud, "n") == [(1, 1), (1, 2)])
     uid = cloud.node("n")["id"]
     cloud.done(cloud.call("DELETE", f"{NODES}/n"))
     assert not (cloud.directory.path / "hosts" / uid).exists()
@@ -208,17 +204,17 @@ def test_a_killed_server_finds_its_slices_again(cloud: LocalCloud) -> None:
     cloud.start()
     cloud.create("q", "v4-16", slices=2, metadata={"startup-script": STAY})
     cloud.active("q")
-    cloud.until(lambda: script_pids(cloud, "q-1", 1))
+    until(lambda: script_pids(cloud, "q-1", 1))
     agents = [*cloud.agents("q-0"), *cloud.agents("q-1")]
     cloud.kill()
     cloud.start()
     assert cloud.state_of("q") == "ACTIVE"
     assert [*cloud.agents("q-0"), *cloud.agents("q-1")] == agents
-    assert all(runs(pid) for pid in agents)
+    assert all(is_running(pid) for pid in agents)
     assert boots(cloud, "q-1", 1) == [(1, 1)]
     # They are as much its own as those that it has started.
     cloud.done(cloud.call("POST", f"{QUEUED}/q:reset", {}))
-    assert not any(runs(pid) for pid in agents)
+    assert not any(is_running(pid) for pid in agents)
     cloud.delete("q")
 
 
@@ -226,29 +222,29 @@ def test_what_died_with_the_server_is_repaired(cloud: LocalCloud) -> None:
     cloud.start()
     cloud.create("q", slices=2, metadata={"startup-script": STAY})
     cloud.active("q")
-    cloud.until(lambda: script_pids(cloud, "q-0") and script_pids(cloud, "q-1"))
+    until(lambda: script_pids(cloud, "q-0") and script_pids(cloud, "q-1"))
     cloud.kill()
     old = script_pids(cloud, "q-1")
     for path in cloud.directory.path.glob("hosts/*/1/0/agent.json"):
         if '"TPU_NAME": "q-1"' in (path.parent / "host.json").read_text():
             os.kill(json.loads(path.read_text())["process"]["pid"], signal.SIGKILL)
     cloud.start()
-    cloud.until(lambda: boots(cloud, "q-1") == [(1, 1), (2, 1)])
-    cloud.until(lambda: boots(cloud, "q-0") == [(1, 1), (1, 2)])
-    assert not any(runs(pid) for pid in old)
+    until(lambda: boots(cloud, "q-1") == [(1, 1), (2, 1)])
+    until(lambda: boots(cloud, "q-0") == [(1, 1), (1, 2)])
+    assert not any(is_running(pid) for pid in old)
 
 
 def test_after_an_orderly_end_slices_start_again(cloud: LocalCloud) -> None:
     cloud.start()
     cloud.create("q", metadata={"startup-script": "echo x >> kept; wc -l < kept\n" + STAY})
     cloud.active("q")
-    cloud.until(lambda: script_pids(cloud, "q-0"))
+    until(lambda: script_pids(cloud, "q-0"))
     pids = [*cloud.agents("q-0"), *script_pids(cloud, "q-0")]
     cloud.stop()
-    assert not any(runs(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
     cloud.start()
-    cloud.until(lambda: boots(cloud, "q-0") == [(1, 1), (1, 2)])
-    cloud.until(lambda: cloud.node("q-0")["state"] == "READY")
+    until(lambda: boots(cloud, "q-0") == [(1, 1), (1, 2)])
+    until(lambda: cloud.node("q-0")["state"] == "READY")
     assert cloud.state_of("q") == "ACTIVE"
 
 
@@ -258,10 +254,10 @@ def test_hosts_do_not_outlive_a_dead_server_for_long(cloud: LocalCloud, tmp_path
     cloud.start("--config", str(config))
     cloud.create("q", metadata={"startup-script": STAY})
     cloud.active("q")
-    cloud.until(lambda: script_pids(cloud, "q-0"))
+    until(lambda: script_pids(cloud, "q-0"))
     pids = [*cloud.agents("q-0"), *script_pids(cloud, "q-0")]
     cloud.kill()
-    cloud.until(lambda: not any(runs(pid) for pid in pids))
+    until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def test_deleted_while_it_is_started(cloud: LocalCloud) -> None:
@@ -269,6 +265,6 @@ def test_deleted_while_it_is_started(cloud: LocalCloud) -> None:
     for number in range(4):
         cloud.create("q", "v4-16", slices=2, metadata={"startup-script": STAY})
         if number % 2:
-            cloud.until(lambda: cloud.state_of("q") in ("PROVISIONING", "ACTIVE"))
+            until(lambda: cloud.state_of("q") in ("PROVISIONING", "ACTIVE"))
         cloud.delete("q")
-    cloud.until(lambda: not list(cloud.directory.path.glob("hosts/*")))
+    until(lambda: not list(cloud.directory.path.glob("hosts/*")))

@@ -10,6 +10,8 @@ import pytest
 from cloud_server import ZONE, LocalCloud
 from cloud_world import node_body, request
 
+from waiting import until
+
 QUEUED = f"{ZONE}/queuedResources"
 NODES = f"{ZONE}/nodes"
 PAGE = "projects/your-project-id/locations/us-central2-b"
@@ -92,7 +94,7 @@ class TestThePage:
             "cancelRequested": False,
             "apiVersion": "v2alpha1",
         }
-        api.until(lambda: self.curl(api, "GET", f"v2/{name}")["state"]["state"] == "ACTIVE")
+        until(lambda: self.curl(api, "GET", f"v2/{name}")["state"]["state"] == "ACTIVE")
         queued = self.curl(api, "GET", f"v2/{name}")
         specs = queued["tpu"]["nodeSpec"]
         assert [spec["nodeId"] for spec in specs] == [
@@ -104,13 +106,13 @@ class TestThePage:
         alpha = self.curl(api, "GET", f"v2alpha1/{name}")
         assert alpha["guaranteed"]["reserved"] is True
         self.curl(api, "DELETE", f"v2/{name}?force=true")
-        api.until(lambda: "error" in self.curl(api, "GET", f"v2/{name}"))
+        until(lambda: "error" in self.curl(api, "GET", f"v2/{name}"))
 
 
 class TestQueuedResources:
     def test_states_and_their_data(self, api: LocalCloud) -> None:
         api.create("q", queueingPolicy={"validAfterDuration": "3600s"})
-        api.until(lambda: api.state_of("q") == "WAITING_FOR_RESOURCES")
+        until(lambda: api.state_of("q") == "WAITING_FOR_RESOURCES")
         assert api.call("GET", f"{QUEUED}/q")["state"] == {"state": "WAITING_FOR_RESOURCES"}
         api.create("active")
         api.active("active")
@@ -124,7 +126,7 @@ class TestQueuedResources:
             "POST", "/regrow/v1/capacity", '{"zone":"us-central2-b","generation":"v2","chips":0}'
         )
         api.create("q", "v2-8", queueingPolicy={"validUntilDuration": "0.2s"})
-        api.until(lambda: api.state_of("q") == "FAILED")
+        until(lambda: api.state_of("q") == "FAILED")
         state = api.call("GET", f"{QUEUED}/q")["state"]
         assert state["failedData"]["error"]["code"] == 4
         assert "expired" in state["failedData"]["error"]["message"]
@@ -134,7 +136,7 @@ class TestQueuedResources:
         api.active("q")
         body = json.dumps({"name": f"{QUEUED}/q"})
         assert api.raw("POST", "/regrow/v1/preempt", body)[0] == 200
-        api.until(lambda: api.state_of("q") == "SUSPENDED")
+        until(lambda: api.state_of("q") == "SUSPENDED")
         state = api.call("GET", f"{QUEUED}/q")["state"]
         assert state == {"state": "SUSPENDED", "stateInitiator": "SERVICE", "suspendedData": {}}
         assert api.node("q-0")["state"] == "PREEMPTED"
@@ -201,7 +203,7 @@ class TestQueuedResources:
         error = api.refused("DELETE", f"{QUEUED}/q")
         assert (error["code"], error["status"]) == (400, "FAILED_PRECONDITION")
         api.done(api.call("DELETE", f"{NODES}/q-0"))
-        api.until(lambda: api.state_of("q") == "SUSPENDED")
+        until(lambda: api.state_of("q") == "SUSPENDED")
         assert api.call("GET", f"{QUEUED}/q")["state"]["stateInitiator"] == "USER"
         api.done(api.call("DELETE", f"{QUEUED}/q"))
 

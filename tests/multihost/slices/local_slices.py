@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from regrow.processes import ProcessId
@@ -76,10 +74,3 @@ class LocalSlices:
             process = ProcessId(**json.loads(path.read_text())["process"])
             if environ["TPU_NAME"] == node and process.alive():
                 os.kill(process.pid, signal.SIGKILL)
-
-    @staticmethod
-    def until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-            time.sleep(0.05)

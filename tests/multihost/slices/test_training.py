@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from local_slices import LocalSlices
 
+from waiting import until
+
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "multislice_training.py"
 TINY = "--layers 1 --width 16 --context 8 --batch 16"
 NODES = "projects/p/locations/us-central2-b/nodes"
@@ -61,13 +63,13 @@ def test_lost_slices_change_nothing(slices: LocalSlices, tmp_path: Path) -> None
     faulted, undisturbed = tmp_path / "faulted", tmp_path / "undisturbed"
     script = f"startup-script=until {command(faulted, steps, every)}; do sleep 1; done"
     slices.create("train", 2, "v4-8", "--metadata", script)
-    slices.until(lambda: len(losses(faulted)) > every, 200, "the first steps")
+    until(lambda: len(losses(faulted)) > every, "the first steps", timeout_s=200)
     slices.good("cloud", "preempt", f"{NODES}/train-1")
-    slices.until(lambda: resumed(slices), 200, "the resumption after the preemption")
+    until(lambda: resumed(slices), "the resumption after the preemption", timeout_s=200)
     before = len(losses(faulted))
-    slices.until(lambda: len(losses(faulted)) > before + 5, 200, "some steps")
+    until(lambda: len(losses(faulted)) > before + 5, "some steps", timeout_s=200)
     slices.kill_host("train-1")
-    slices.until(lambda: (steps - 1) in dict(losses(faulted)), 300, "the last step")
+    until(lambda: (steps - 1) in dict(losses(faulted)), "the last step", timeout_s=300)
 
     taken = losses(faulted)
     after_notice, *_, after_death = resumed(slices)

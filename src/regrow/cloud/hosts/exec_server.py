@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
-from regrow.processes import Child, ProcessStat, descendants_of, end_all
+from regrow.processes import Child, descendants_of, end_all, is_running
 
 LARGEST_COMMAND_BYTES: Final = 96 << 10
 """A packet of a Unix socket has to fit into the kernel's buffer."""
@@ -145,8 +145,7 @@ def _signal(group: int, others: set[int], number: signal.Signals) -> None:
 def _lives(group: int) -> bool:
     """Whether any process of a group runs; those that lose their parent become children of ours."""
     for pid in descendants_of({os.getpid()}):
-        stat = ProcessStat.of(pid)
         with contextlib.suppress(ProcessLookupError):
-            if stat is not None and stat.state not in "ZX" and os.getpgid(pid) == group:
+            if is_running(pid) and os.getpgid(pid) == group:
                 return True
     return False
