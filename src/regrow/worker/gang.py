@@ -21,7 +21,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -37,6 +36,7 @@ from regrow.errors import Code
 from regrow.worker.callbacks import marked
 from regrow.worker.maker import Abandoned, Maker
 from regrow.worker.platform import Domain, shards_of
+from regrow.worker.sockets import cut, sockets
 from regrow.worker.store import PartError, epoch_ended, epoch_over
 
 log = logging.getLogger(__name__)
@@ -189,9 +189,9 @@ class Gang:
         agent.connect()
         self._agent = agent
         with _listening_lock:
-            before = set(_sockets(listening=True))
+            before = set(sockets(listening=True))
             collectives = _jax.make_gloo_tcp_collectives(agent, hostname=self._hostname)
-            ports = [port for fd, (port, _) in _sockets(listening=True).items() if fd not in before]
+            ports = [port for fd, (port, _) in sockets(listening=True).items() if fd not in before]
         self._enter_domain(self._make_client(agent, collectives), ports)
 
     def _make_client(self, agent: Any, collectives: Any) -> Any:
@@ -355,7 +355,7 @@ class Gang:
 
     def _accepted(self) -> set[int]:
         """The links that peers have made to this host, by the port at their end; each has two ends."""
-        ends = _sockets(listening=False).values()
+        ends = sockets(listening=False).values()
         return {peer for local, peer in ends if local == self._port}
 
     def _linked(self) -> bool:
@@ -390,8 +390,8 @@ class Gang:
         if last is not None and not last.over.is_set():
             self._give_up(last)
         poisoned = self._poison(list(self._launches))
-        cut = _cut(self._port, command.ports)
-        log.info("epoch %d ends: %d launches poisoned, %d links cut", self.epoch, poisoned, cut)
+        count = cut(self._port, command.ports)
+        log.info("epoch %d ends: %d launches poisoned, %d links cut", self.epoch, poisoned, count)
         self._watched.release()
 
     def _failure_of(self, launch: int, *, in_flight: bool = False) -> PartError:
@@ -442,44 +442,3 @@ def enough_threads(devices: int) -> None:
     """
     # For good, since a client may be in the making for a minute where a member does not come.
     os.environ["NPROC"] = str((os.cpu_count() or 1) + devices)
-
-
-def _sockets(*, listening: bool) -> dict[int, tuple[int, int]]:
-    """TCP sockets of this process: (local port, peer port or 0) by file descriptor."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            sock = socket.socket(fileno=os.dup(int(name)))
-        except OSError:
-            continue
-        with sock:
-            try:
-                if _is_tcp(sock, listening):
-                    peer = 0 if listening else sock.getpeername()[1]
-                    found[int(name)] = (sock.getsockname()[1], peer)
-            except OSError:
-                continue
-    return found
-
-
-def _is_tcp(sock: socket.socket, listening: bool) -> bool:
-    inet = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
-    return inet and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening
-
-
-def _cut(port: int, peer_ports: Iterable[int]) -> int:
-    """Shuts down the sockets of one gang's collectives, and no others; how many."""
-    cut, peers = 0, set(peer_ports)
-    for fd, (local, peer) in _sockets(listening=False).items():
-        if not (port and local == port) and peer not in peers:
-            continue
-        try:
-            with socket.socket(fileno=os.dup(fd)) as sock:
-                if sock.getsockname()[1] == local:  # The descriptor may be another socket by now.
-                    sock.shutdown(socket.SHUT_RDWR)
-                    cut += 1
-        except OSError:
-            continue
-    return cut

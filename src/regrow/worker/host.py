@@ -14,7 +14,7 @@ import os
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, TypeAlias, final
 
 from regrow.channel import commands as c
 from regrow.channel.arena import ArenaView
@@ -43,6 +43,8 @@ _GANGS_KEPT: Final = 64
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 NO_ROOM: Final = 71
 """Exit status of a host that has no memory, or no file, left for what it is sent."""
+
+Handlers: TypeAlias = dict[type[Any], Callable[[Any], None]]
 
 
 class Sender(Protocol):
@@ -83,19 +85,20 @@ class Host:
         self._launcher = Launcher(self.store, self._helpers.submit)
         self._colocated = ColocatedRunner(self.store, self.home)
         self._running = True
-        promises = Promises(
+        self._promises = Promises(
             self.store,
             self.home,
             self._memory,
             self._fillers.submit,
             lambda lease: self.report(c.Released((lease,))),
         )
-        reads = Reads(self.store, self._memory, self._helpers.submit, self.report)
-        faults = Faults()
-        persistence = Persistence(self.store, self.home, self._helpers.submit, self.report)
-        suspending = Suspending(self.store, self.home, self._helpers.submit, self.report)
-        traces = Traces(self._helpers.submit, self.report)
-        self._at_once: dict[type[Any], Callable[[Any], None]] = {
+        self._suspending = Suspending(self.store, self.home, self._helpers.submit, self.report)
+        self._at_once = self._handlers_at_once()
+        self._in_order = self._handlers_in_order()
+
+    def _handlers_at_once(self) -> Handlers:
+        faults, promises, suspending = Faults(), self._promises, self._suspending
+        return {
             c.Ping: self._ping,
             c.FailEpoch: self._fail_epoch,
             c.Expect: promises.expect,
@@ -107,14 +110,20 @@ class Host:
             c.GiveUp: suspending.give_up,
             c.Go: suspending.go,
         }
-        self._in_order: dict[type[Any], Callable[[Any], None]] = {
+
+    def _handlers_in_order(self) -> Handlers:
+        store, home, helpers, suspending = self.store, self.home, self._helpers, self._suspending
+        reads = Reads(store, self._memory, helpers.submit, self.report)
+        persistence = Persistence(store, home, helpers.submit, self.report)
+        traces = Traces(helpers.submit, self.report)
+        return {
             c.Put: self._put,
             c.Load: self._load,
             c.Unload: self._unload,
             c.Execute: self._execute,
             c.Take: self._take,
             c.Copy: self._copy,
-            c.Digest: Digests(self.store, self.home, self._helpers.submit).digest,
+            c.Digest: Digests(store, home, helpers.submit).digest,
             c.Get: reads.get,
             c.Ready: reads.ready,
             c.Free: self._free,
