@@ -26,7 +26,7 @@ from regrow.cloud.remote.targets import Host, hosts_of_queued
 from regrow.config import TpuConfig
 from regrow.errors import ControlError, LaunchError, RegrowError, UnsupportedError
 from regrow.launchers.base import HostSpec
-from regrow.launchers.handles import PidfdHandle
+from regrow.launchers.handles import PidfdHandle, kill_all
 from regrow.launchers.local import WORKER_ENTRY, LocalLauncher, LocalProcess, worker_environ
 from regrow.launchers.logs import HostLog
 from regrow.launchers.template import pack, unpack
@@ -194,15 +194,7 @@ class CloudTpuLauncher:
 
     async def close(self) -> None:
         """Ends every process that was started; the slices stay."""
-        loop = asyncio.get_running_loop()
-        waits: list[asyncio.Future[str]] = []
-        for process in list(self._running):
-            ended: asyncio.Future[str] = loop.create_future()
-            process.on_exit(ended.set_result)
-            process.kill()
-            waits.append(ended)
-        if waits:
-            await asyncio.wait(waits, timeout=_END_DEADLINE_S)
+        await kill_all(self._running, _END_DEADLINE_S)
         self._client.close()
         await self._local.close()
 

@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from regrow.launchers.base import Process
 from regrow.processes import has_ended
 
 
@@ -63,6 +64,18 @@ class ProcessHandle(abc.ABC):
         for callback in self._callbacks:
             self._loop.call_soon(callback, cause)
         self._callbacks.clear()
+
+
+async def kill_all(processes: Iterable[Process], timeout_s: float) -> None:
+    """Kills processes, and waits until they have ended, but no longer than the deadline."""
+    waits: list[asyncio.Future[str]] = []
+    for process in list(processes):
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        process.on_exit(ended.set_result)
+        process.kill()
+        waits.append(ended)
+    if waits:
+        await asyncio.wait(waits, timeout=timeout_s)
 
 
 class PidfdHandle(ProcessHandle):

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 from regrow.control_aio import LineClient
 from regrow.errors import ControlError, LaunchError, NoClusterError, RegrowError
 from regrow.launchers.base import HostSpec
-from regrow.launchers.handles import ProcessHandle
+from regrow.launchers.handles import ProcessHandle, kill_all
 
 logger = logging.getLogger(__name__)
 
@@ -176,13 +176,6 @@ class LeasedLauncher:
         """Ends every process that was started."""
         if self._machines is None:
             return
-        waits: list[asyncio.Future[str]] = []
-        for process in self._running.values():
-            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            process.on_exit(ended.set_result)
-            process.kill()
-            waits.append(ended)
-        if waits:
-            await asyncio.wait(waits, timeout=_END_DEADLINE_S)
+        await kill_all(self._running.values(), _END_DEADLINE_S)
         # What is left ends with the connection.
         self._machines.close()

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 from regrow.errors import LaunchError
 from regrow.launchers.base import HostSpec
 from regrow.launchers.forks import ForkServer
-from regrow.launchers.handles import ProcessHandle
+from regrow.launchers.handles import ProcessHandle, kill_all
 from regrow.launchers.logs import HostLog
 from regrow.processes import Child, become_subreaper
 
@@ -242,14 +242,7 @@ class LocalLauncher:
             self._timer.cancel()
             self._timer = None
         self._forks.close()
-        waits: list[asyncio.Future[str]] = []
-        for process in list(self._running):
-            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            process.on_exit(ended.set_result)
-            process.kill()
-            waits.append(ended)
-        if waits:
-            await asyncio.wait(waits, timeout=_END_DEADLINE_S)
+        await kill_all(self._running, _END_DEADLINE_S)
         for process in list(self._running):
             logger.error("pid %d did not end within %g s", process.pid, _END_DEADLINE_S)
             process.abandon()
