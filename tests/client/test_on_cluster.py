@@ -40,6 +40,7 @@ def start(cluster: regrow.LocalCluster, code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-u", "-c", textwrap.dedent(code)],
         env=os.environ | {"PYTHONPATH": SOURCES} | cluster.env,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -260,14 +261,7 @@ def test_a_lost_slice_met_by_a_callback(own_cluster: regrow.LocalCluster) -> Non
         except jax.errors.JaxRuntimeError as error:
             print(str(error).splitlines()[0])
     """
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", textwrap.dedent(code)],
-        env=os.environ | {"PYTHONPATH": SOURCES} | own_cluster.env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(own_cluster, code)
     read_until(process, "inside")
     own_cluster.kill(1)
     out, err = process.communicate("go\n", timeout=60)
@@ -292,14 +286,7 @@ def test_a_slice_that_dies_inside_a_callback(own_cluster: regrow.LocalCluster) -
         g = jax.jit(lambda v: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((3,), v.dtype), v))
         assert np.allclose(g(y), np.sin(np.arange(3.0)))
     """
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", textwrap.dedent(code)],
-        env=os.environ | {"PYTHONPATH": SOURCES} | own_cluster.env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(own_cluster, code)
     read_until(process, "inside")
     own_cluster.kill(1)
     out, err = process.communicate("go\n", timeout=60)
@@ -344,14 +331,7 @@ def test_callbacks_go_on_after_a_slice_returned(own_cluster: regrow.LocalCluster
             time.sleep(0.05)
         print("freed")
     """
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", textwrap.dedent(code)],
-        env=os.environ | {"PYTHONPATH": SOURCES} | own_cluster.env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(own_cluster, code)
     read_until(process, "once")
     own_cluster.kill(1)
     own_cluster.restore(1)

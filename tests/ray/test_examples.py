@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import importlib.util
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +23,7 @@ from regrow.cloud.nodes import delete_node
 from regrow.errors import UsageError
 from regrow.ray import RayCluster
 from regrow.ray.head import RayHead
+from running import RunningProgram
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "ray"
 PLACE = Place("p", "us-central2-b")
@@ -37,64 +36,6 @@ needs_search = pytest.mark.skipif(
 )
 
 
-class Example:
-    """One of the programs as a process, line by line."""
-
-    def __init__(self, where: list[str], cwd: Path, name: str, *arguments: str) -> None:
-        self.seen: list[str] = []
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._process = subprocess.Popen(
-            [sys.executable, str(EXAMPLES / name), *where, *arguments],
-            cwd=cwd,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line.rstrip("\n"))
-        self._lines.put(None)
-
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first line from here on in which the pattern is found."""
-        deadline = time.monotonic() + LONG
-        while (line := self._next(deadline)) is not None:
-            if match := re.search(pattern, line):
-                return match
-        pytest.fail(f"ended before {pattern!r}\n" + "\n".join(self.seen))
-
-    def succeeds(self) -> str:
-        """All that it printed."""
-        deadline = time.monotonic() + LONG
-        while self._next(deadline) is not None:
-            pass
-        text = "\n".join(self.seen)
-        assert self._process.wait(LONG) == 0, text
-        return text
-
-    def _next(self, deadline: float) -> str | None:
-        try:
-            line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            pytest.fail("nothing more after\n" + "\n".join(self.seen))
-        if line is not None:
-            self.seen.append(line)
-        return line
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait(LONG)
-        self._reader.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
 class Examples:
     """The programs against one cluster and one Cloud TPU."""
 
@@ -105,11 +46,14 @@ class Examples:
         self.cwd = cwd
         self.where = ["--tpu=t", "--project=p", f"--zone={PLACE.zone}", f"--endpoint={endpoint}"]
         self.where.append(f"--address={head.address}")
-        self.running: list[Example] = []
+        self.running: list[RunningProgram] = []
 
-    def start(self, name: str, *arguments: str) -> Example:
-        self.running.append(Example(self.where, self.cwd, name, *arguments))
-        return self.running[-1]
+    def start(self, name: str, *arguments: str) -> RunningProgram:
+        program = RunningProgram(
+            EXAMPLES / name, *self.where, *arguments, cwd=self.cwd, timeout_s=LONG
+        )
+        self.running.append(program)
+        return program
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +89,7 @@ def test_each_host_counts_all_devices(examples: Examples) -> None:
 def test_training_whose_tpu_is_deleted_ends_with_the_same_loss(
     examples: Examples, tmp_path: Path
 ) -> None:
-    def train(name: str) -> Example:
+    def train(name: str) -> RunningProgram:
         return examples.start(
             "run_autoresume.py",
             f"--checkpoint-dir={tmp_path / name}",
