@@ -27,7 +27,7 @@ from regrow.ray.readiness import (
     Wait,
 )
 from regrow.ray.restarts import RestartPolicy
-from regrow.ray.tpu import Say, TpuSpec
+from regrow.ray.tpu import Say, TpuController, TpuSpec
 
 
 @final
@@ -69,9 +69,9 @@ class RayTpuController:
         Raises:
             UsageError: If there is no such accelerator.
         """
-        self._hosts = RayHosts(client, place, spec, cluster, startup_script=startup_script, say=say)
-        self.tpu = self._hosts.tpu
+        self.tpu = TpuController(client, place, spec, say=say)
         self.cluster = cluster
+        self._hosts = RayHosts(self.tpu, cluster, startup_script=startup_script, say=say)
         self._policy = policy or JoinPolicy()
         self._log_dir = log_dir or Path("regrow-ray-logs")
         self._say = say

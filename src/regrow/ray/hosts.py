@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Final, final
 
-from regrow.cloud.client import CloudClient
-from regrow.cloud.names import Place
 from regrow.errors import CloudApiError, Code, RayError
 from regrow.ray.cluster import RayCluster, RayNode
 from regrow.ray.readiness import Sight
@@ -23,7 +21,7 @@ from regrow.ray.startup import (
     Joining,
     rank_resource,
 )
-from regrow.ray.tpu import Say, TpuController, TpuSpec
+from regrow.ray.tpu import Say, TpuController
 
 # ray start waits 30 s for a raylet that may come up later all the same.
 _LATE: Final = "timed out during startup"
@@ -45,21 +43,12 @@ class RayHosts:
     """
 
     def __init__(
-        self,
-        client: CloudClient,
-        place: Place,
-        spec: TpuSpec,
-        cluster: RayCluster,
-        *,
-        startup_script: str = "",
-        say: Say = lambda _: None,
+        self, tpu: TpuController, cluster: RayCluster, *, startup_script: str = "", say: Say
     ) -> None:
         """Asks nothing yet.
 
         Args:
-            client: Of the Cloud TPU API.
-            place: Project and zone.
-            spec: What the TPU is to be like when it is made.
+            tpu: The TPU.
             cluster: That its hosts are to join.
             startup_script: What its hosts run before they join; a shell script.
             say: Is told what is done.
@@ -67,12 +56,10 @@ class RayHosts:
         Raises:
             UsageError: If there is no such accelerator.
         """
-        self.number = spec.hosts
-        self.spec = spec
+        self.tpu = tpu
         self.cluster = cluster
-        self.tpu = TpuController(client, place, spec, say=say)
-        self._client = client
-        self._place = place
+        self.spec = tpu.spec
+        self.number = tpu.spec.hosts
         self._script = startup_script
         self._say = say
         self._lost: set[str] = set()
@@ -163,7 +150,7 @@ class RayHosts:
             "enable-guest-attributes": "TRUE",
         }
         spec = self.spec.with_metadata(metadata)
-        maker = TpuController(self._client, self._place, spec, say=self._say)
+        maker = TpuController(self.tpu.client, self.tpu.place, spec, say=self._say)
         maker.create(timeout_s=timeout_s)
 
     def _joining(self, generation: str) -> Joining:
