@@ -10,6 +10,7 @@ data is random, so no chunk is there twice.
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import shutil
 import statistics
@@ -94,7 +95,7 @@ def take_turns(number: int, works: Works, found: dict[str, list[Spent]]) -> None
 def store(at: Path, megabytes: int, rounds: int) -> list[list[str]]:
     """The rates of one place, in MB/s."""
     found: dict[str, list[Spent]] = {}
-    target = memoryview(bytearray(megabytes << 20))
+    target = memoryview(mmap.mmap(-1, megabytes << 20))  # In whole pages, as the hosts have it.
     for number in range(rounds):
         with tempfile.TemporaryDirectory(prefix="regrow-bench-", dir=at) as name:
             data = memoryview(np.random.default_rng(number).bytes(megabytes << 20))

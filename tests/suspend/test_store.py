@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import mmap
 import os
 import random
 import shutil
@@ -317,3 +318,24 @@ def test_a_place_that_cannot_be_written_is_no_place(tmp_path: Path) -> None:
     for place in ("", "new", "new/and/newer"):
         assert check_url(f"file://{tmp_path}/{place}")
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}, "nothing is left"
+
+
+@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("beside", [0, 64])
+@pytest.mark.parametrize("size", [1, 4096, 40_000, 131_072])
+def test_what_the_disk_has_is_read_into_any_memory(
+    tmp_path: Path, size: int, beside: int, cold: bool
+) -> None:
+    storage, data = open_storage(str(tmp_path)), random.Random(size).randbytes(size)
+    storage.write("file", data)
+    memory = memoryview(mmap.mmap(-1, size + beside))[beside:]
+    for _ in range(2):
+        if cold:
+            with (tmp_path / "file").open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        memory[:] = bytes(size)
+        assert storage.read_into("file", memory) == size
+        assert memory == data
+    assert storage.read_into("file", memory[: size // 2]) == size, "it tells how long it is"
+    os.truncate(tmp_path / "file", size // 2)
+    assert storage.read_into("file", memory) == size // 2

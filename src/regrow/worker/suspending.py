@@ -23,7 +23,7 @@ from regrow.errors import Code, RegrowError
 from regrow.suspend.points import reach
 from regrow.suspend.shards import CHUNK_BYTES, read_shards, write_shards
 from regrow.suspend.snapshots import MEASURED
-from regrow.suspend.storage import Storage, open_storage
+from regrow.suspend.storage import BLOCK_BYTES, Storage, open_storage
 from regrow.wire.dtypes import STRING, kind_of, numpy_dtype
 from regrow.worker.platform import KEEP, Array, Domain, on_host
 from regrow.worker.store import Part, PartError, Store, wait_for
@@ -202,9 +202,10 @@ def _bytes_of(single: Array) -> tuple[int, tuple[int, ...], str, memoryview]:
 
 
 def _room(nbytes: int) -> np.ndarray[Any, Any]:
-    """Memory that XLA uses in place."""
-    whole = np.empty(nbytes + _ALIGNED, np.uint8)
-    start = -whole.ctypes.data % _ALIGNED
+    """Memory that XLA uses in place, and that disks write to."""
+    aligned = BLOCK_BYTES if nbytes >= BLOCK_BYTES else _ALIGNED
+    whole = np.empty(nbytes + aligned, np.uint8)
+    start = -whole.ctypes.data % aligned
     return whole[start : start + nbytes]
 
 
