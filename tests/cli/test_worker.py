@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -25,6 +26,12 @@ assert (np.asarray(turned) == values[::-1] * 2).all()
 total = float(jax.jit(lambda x: x.sum())(jax.device_put(np.ones(64, np.float32), sharding)))
 print(len(devices), total)
 """
+AND_AGAIN = """
+sys.stdout.flush()
+sys.stdin.readline()
+assert (np.asarray(jax.device_put(turned, sharding, may_alias=False)) == values[::-1] * 2).all()
+print("as before")
+"""
 
 
 def free_ports(number: int) -> list[int]:
@@ -42,53 +49,88 @@ def joined(regrow):
     clients, hosts = free_ports(2)
     address = f"localhost:{hosts}"
     head = regrow.start(
-        *("head", "--name", "far", "--slices", "2", "--devices-per-slice", "1"),
+        *("head", "--name", "far", "--slices", "2", "--devices-per-slice", "2"),
         *(f"--server_port={clients}", f"--worker_port={hosts}"),
         f"--resource_manager_address={address}",
     )
-    workers = [
-        regrow.start("worker", f"--slice={index}", f"--resource_manager_address={address}")
-        for index in range(2)
-    ]
+    workers = [start_host(regrow, address, index) for index in range(2)]
     try:
         # A slow machine may need, and tell of, some patience before.
-        assert any("2 slices of 1 device up" in line for line in head.stderr)
+        assert any("2 slices of 2 devices up" in line for line in head.stderr)
         yield f"grpc://localhost:{clients}", address, workers
     finally:
         for process in (*workers, head):
             process.send_signal(signal.SIGTERM)
         for process in (*workers, head):
             process.communicate(timeout=30)
-    assert [process.returncode for process in workers] == [0, 0]
+    assert {process.returncode for process in workers} == {0}
 
 
-def run_client(target: str) -> str:
+def start_host(regrow, address: str, index: int, host: int = 0) -> subprocess.Popen:
+    where = (f"--slice={index}", f"--host={host}")
+    return regrow.start("worker", *where, f"--resource_manager_address={address}")
+
+
+def start_client(target: str, program: str = PROGRAM) -> subprocess.Popen:
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith("REGROW_")
     } | {"JAX_PLATFORMS": "proxy", "REGROW_TARGET": target, "REGROW_TOKEN": TOKEN}
-    program = f"import regrow; regrow.connect(); {PROGRAM}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=90
+    program = f"import sys, regrow; regrow.connect(); {program}"
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environ,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
     )
-    return done.stdout.strip() or done.stderr
+
+
+def run_client(target: str) -> str:
+    with start_client(target) as client:
+        output, errors = client.communicate(timeout=90)
+    return output.strip() or errors
 
 
 @pytest.mark.slow
 def test_hosts_that_join_from_elsewhere(regrow, joined, one_line):
     target, address, workers = joined
-    assert run_client(target) == "2 64.0"
+    assert run_client(target) == "4 64.0"
     # A worker that is killed is started again by its host, a host that is killed joins again.
     assert regrow("slice", "kill", "1").returncode == 0
     until(lambda: "2 of 2 slices up" in regrow("status").stdout)
     workers[0].kill()
     workers[0].communicate()
     until(lambda: "1 of 2 slices up" in regrow("status").stdout)
-    workers[0] = regrow.start("worker", "--slice=0", f"--resource_manager_address={address}")
+    workers[0] = start_host(regrow, address, 0)
     until(lambda: "2 of 2 slices up" in regrow("status").stdout)
-    assert run_client(target) == "2 64.0"
+    assert run_client(target) == "4 64.0"
     far = ("worker", f"--resource_manager_address={address}")
     assert "has no host 0 of slice 7" in one_line(regrow(*far, "--slice=7"), 3)
     assert "the secret is not that" in one_line(regrow(*far, "--token=guessed"), 3)
+
+
+@pytest.mark.slow
+def test_slices_come_back_with_hosts_that_join_meanwhile(regrow, joined):
+    target, address, workers = joined
+    with start_client(target, PROGRAM + AND_AGAIN) as client:
+        assert client.stdout.readline() == "4 64.0\n"
+        for hosts in (2, 1):
+            assert regrow("suspend", "--all").returncode == 0
+            resuming = regrow.start("resume", f"--hosts-per-slice={hosts}")
+            if hosts == 2:
+                # The first of each slice is there already, and the others are waited for.
+                until(lambda: "1/2" in regrow("status").stdout)
+                assert resuming.poll() is None
+                workers += [start_host(regrow, address, index, host=1) for index in range(2)]
+            _, errors = resuming.communicate(timeout=90)
+            assert "2 slices of far resumed in " in errors
+            told = json.loads(regrow("status", "--json").stdout)["slices"]
+            assert [len(one["hosts"]) for one in told] == [hosts, hosts]
+            assert run_client(target) == "4 64.0"
+        output, errors = client.communicate("go on\n", timeout=90)
+    assert output == "as before\n", errors
 
 
 def test_what_no_host_can_be(regrow, one_line):
