@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +29,7 @@ def begun(rig: Rig, expected: list[dict[str, str]]) -> Rig:
     return rig
 
 
-def wait(done: Callable[[], bool], timeout_s: float = 30) -> None:
+def wait(done: Callable[[], bool], timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
     while not done():
         assert time.monotonic() < deadline
@@ -210,6 +212,32 @@ def test_bad_input_changes_nothing(
         begun.cluster.suspend(slices, url=url)
     with pytest.raises(ClusterError, match="no slice is suspended"):
         begun.cluster.resume()
+    check(begun, expected)
+
+
+@pytest.mark.slow
+def test_it_goes_on_after_a_ctrl_c(begun: Rig, expected: list[dict[str, str]]) -> None:
+    begun.trap(1, "worker-saved=wait")
+    environ = os.environ | {"REGROW_HOME": str(begun.home)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "regrow", "suspend", "--all"],
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        begun.client.post("digest")
+        wait(lambda: begun.cluster.status()["suspended"]["waiting_clients"] == 1)
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=30)
+    name = begun.cluster.name
+    assert (
+        errors == f"regrow: the suspension of {name} goes on; see: regrow status --cluster {name}\n"
+    )
+    assert command.returncode == 130
+    assert begun.states() == ["up", "up"]
+    wait(lambda: begun.suspended() == [0, 1])
+    begun.cluster.resume()
+    assert begun.client.answer()["value"] == expected[0]
     check(begun, expected)
 
 

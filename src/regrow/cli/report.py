@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Final, final
 
 from regrow.config import HeadConfig
@@ -43,6 +46,16 @@ def duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.0f} h"
+
+
+@contextlib.contextmanager
+def goes_on(what: str, name: str) -> Iterator[None]:
+    """Tells at a Ctrl-C that what a head or a manager was asked for goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"{what} goes on; see: regrow status --cluster {name}")
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def healthy_line(config: HeadConfig) -> str:

@@ -6,7 +6,7 @@ import click
 
 from regrow.cli.job_suspend import Job, find, resume_job
 from regrow.cli.options import cluster_choice
-from regrow.cli.report import count, say
+from regrow.cli.report import count, goes_on, say
 from regrow.cluster import SUSPEND_DEADLINE_S
 from regrow.control import request
 from regrow.home import Home
@@ -35,13 +35,15 @@ def command(slices: tuple[int, ...], hosts_per_slice: int | None, name: str | No
                 f"{state.name} is a job of a shared cluster: its slices have the hosts that they are "
                 "leased with"
             )
-        resume_job(state, slices)
+        with goes_on(f"the resumption of {state.name}", state.name):
+            resume_job(state, slices)
         return
-    back = request(
-        state.control_socket,
-        "resume",
-        timeout_s=SUSPEND_DEADLINE_S,
-        slices=list(slices) or None,
-        hosts_per_slice=hosts_per_slice,
-    )
+    with goes_on(f"the resumption of {state.name}", state.name):
+        back = request(
+            state.control_socket,
+            "resume",
+            timeout_s=SUSPEND_DEADLINE_S,
+            slices=list(slices) or None,
+            hosts_per_slice=hosts_per_slice,
+        )
     say(f"{count(len(back['slices']), 'slice')} of {state.name} resumed in {back['took_s']:.2f} s")

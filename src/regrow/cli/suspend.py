@@ -11,7 +11,7 @@ import click
 
 from regrow.cli.job_suspend import Job, find, suspend_job
 from regrow.cli.options import cluster_choice
-from regrow.cli.report import count, say
+from regrow.cli.report import count, goes_on, say
 from regrow.cluster import SUSPEND_DEADLINE_S
 from regrow.control import ControlConnection, request
 from regrow.errors import ControlError, UsageError, WaitTimeout
@@ -50,18 +50,20 @@ def command(
         return
     state = find(Home(), name)
     if isinstance(state, Job):
-        suspend_job(state, slices, url)
+        with goes_on(f"the suspension of {state.name}", state.name):
+            suspend_job(state, slices, url)
         return
     if url and "://" not in url:
         url = str(Path(url).absolute())  # The head may have been started elsewhere.
-    saved: dict[str, Any] = request(
-        state.control_socket,
-        "suspend",
-        timeout_s=SUSPEND_DEADLINE_S,
-        slices=None if every else list(slices),
-        url=url,
-        why="regrow suspend",
-    )
+    with goes_on(f"the suspension of {state.name}", state.name):
+        saved: dict[str, Any] = request(
+            state.control_socket,
+            "suspend",
+            timeout_s=SUSPEND_DEADLINE_S,
+            slices=None if every else list(slices),
+            url=url,
+            why="regrow suspend",
+        )
     say(
         f"{count(len(saved['slices']), 'slice')} of {state.name} suspended in {saved['took_s']:.2f} s: "
         f"{saved['bytes'] / 1e6:.1f} MB, {saved['written'] / 1e6:.1f} MB of them written; snapshot "

@@ -96,7 +96,7 @@ class Suspension:
         self._turn = asyncio.Lock()
         self._awaited: dict[int, asyncio.Future[None]] = {}
         self._noticed: set[int] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         runtime.suspension = self
 
     # --- what is known ---
@@ -128,6 +128,9 @@ class Suspension:
     ) -> dict[str, Any]:
         """Suspends slices; returns when their state is committed and their hosts are gone.
 
+        Once begun it goes on, also when the caller is cancelled: half of it would be neither the old
+        state nor the new one.
+
         Args:
             slices: Which; None: all that are not suspended yet.
             why: What asked for it.
@@ -142,6 +145,13 @@ class Suspension:
             ControlError: It is not possible, or failed: says what has become of slices and state.
         """
         store = Snapshots(open_storage(self.place(url)))
+        work = self._keep(self._suspend(slices, why, store, grace_s))
+        work.add_done_callback(_log_failure)
+        return await asyncio.shield(work)
+
+    async def _suspend(
+        self, slices: Sequence[int] | None, why: str, store: Snapshots, grace_s: float | None
+    ) -> dict[str, Any]:
         async with self._turn:
             began, before = time.monotonic(), self.number
             wanted = self._wanted(slices)
@@ -429,10 +439,19 @@ class Suspension:
             await asyncio.to_thread(own.clear)
 
     def _spawn(self, work: Any) -> None:
+        watch(self._keep(work))
+
+    def _keep(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        watch(task)
+        return task
+
+
+def _log_failure(work: asyncio.Task[Any]) -> None:
+    """Whoever asked may be gone, and is told as long as he is there."""
+    if not work.cancelled() and (error := work.exception()) is not None:
+        log.warning("%s", error)
 
 
 def _named(slices: Sequence[int]) -> str:
