@@ -97,7 +97,28 @@ def test_wrong_flags(capsys, words, text):
     assert len(errors.splitlines()) == 1
 
 
-@pytest.mark.parametrize("hang_after", ["1", "-3"])
+@needs_ray
+def test_a_head_whose_port_is_taken(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        for flags in (["--port", str(port)], ["--port", "0", "--dashboard-port", str(port)]):
+            status, _, errors = told(capsys, "ray", "head", "up", *flags)
+            assert (status, errors) == (
+                3,
+                f"regrow: port {port} is taken: another Ray head may have it; take another port, or 0 "
+                "for any\n",
+            )
+
+
+@needs_ray
+@pytest.mark.parametrize("host", ["203.0.113.77", "a b"])
+def test_a_head_at_an_address_of_another_machine(capsys, host):
+    status, _, errors = told(capsys, "ray", "head", "up", "--port", "0", "--host", host)
+    assert status == 2
+    assert f"{host!r} is no address of this machine" in errors
+
+
+@pytest.mark.parametrize("hang_after", ["1", "-3", "inf", "1e9"])
 def test_a_head_that_would_find_busy_nodes_dead(capsys, hang_after):
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")

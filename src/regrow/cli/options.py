@@ -22,9 +22,12 @@ DEFAULT_RESTORE_AFTER_S: Final = 1.0
 def seconds(value: object) -> float:
     """Parses a number of seconds."""
     try:
-        return float(str(value).removesuffix("s"))
+        parsed = float(str(value).removesuffix("s"))
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no number of seconds") from None
+        parsed = math.nan
+    if math.isnan(parsed):
+        raise click.BadParameter(f"{value!r} is no number of seconds")
+    return parsed
 
 
 def some_seconds(value: object) -> float:

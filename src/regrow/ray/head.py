@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -139,10 +141,14 @@ def start_head(
         options: Further words of `ray start`.
 
     Raises:
-        ClusterStartError: If it does not start.
+        UsageError: If the address is none of this machine.
+        ClusterStartError: If a port is taken, or it does not start.
         UnsupportedError: If Ray is not installed.
     """
     require_ray()
+    health = health_environ(hang_after_s)
+    _check_free(host, port)
+    _check_free("127.0.0.1", dashboard_port)
     words = [
         "--head",
         f"--port={port}",
@@ -152,7 +158,6 @@ def start_head(
         *([f"--node-ip-address={host}"] if host else []),
         *options,
     ]
-    health = health_environ(hang_after_s)
     for _ in range(_TRIES - 1):
         try:
             return _start_head(words, health)
@@ -161,6 +166,19 @@ def start_head(
             if RAYLET_DIED not in str(error):
                 raise
     return _start_head(words, health)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Returns if a port can be had; Ray would join the head that has it, or give up in many words."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            told = f"{host!r} is no address of this machine ({error.strerror})"
+            raise UsageError(told) from None
+        raise ClusterStartError(
+            f"port {port} is taken: another Ray head may have it; take another port, or 0 for any"
+        ) from None
 
 
 def _start_head(words: Sequence[str], health: dict[str, str]) -> RayHead:

@@ -16,6 +16,8 @@ HANG_AFTER_S: Final = 5.0
 _QUESTIONS: Final = 3
 _PERIOD_S: Final = 0.3
 _FIRST_S: Final = 1.0
+_SHORTEST_S: Final = 1.5
+_LONGEST_S: Final = 86_400.0
 _MOST: Final = 10**14
 _BUILT_IN: Final = ("CPU", "GPU", "memory", "object_store_memory")
 
@@ -38,9 +40,10 @@ def health_environ(hang_after_s: float = HANG_AFTER_S) -> dict[str, str]:
     Raises:
         UsageError: If that is too short for a node that is only busy.
     """
+    if not _SHORTEST_S <= hang_after_s <= _LONGEST_S:
+        told = f"it must be {_SHORTEST_S:g} s or more, and a day at most"
+        raise UsageError(f"hang_after is {hang_after_s:g} s; {told}")
     timeout_s = hang_after_s / _QUESTIONS - _PERIOD_S
-    if timeout_s < 0.2:
-        raise UsageError(f"hang_after is {hang_after_s:g} s; it must be 1.5 s or more")
     return {
         "RAY_health_check_initial_delay_ms": _ms(_FIRST_S),
         "RAY_health_check_period_ms": _ms(_PERIOD_S),
