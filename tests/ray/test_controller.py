@@ -60,9 +60,10 @@ class World:
         )
 
     def run(self, name: str, script: str, **options: object) -> None:
-        directory = options.pop("directory", None)
-        command = ["python3", "-u", "-c", script]
-        job = RankJob(name=name, command=command, directory=directory and str(directory))
+        given = {
+            key: str(options.pop(key)) for key in ("directory", "working_dir") if key in options
+        }
+        job = RankJob(name=name, command=["python3", "-u", "-c", script], **given)
         self.controller.run(
             job,
             tell=lambda rank, line: self.lines.append((rank, line)),
@@ -117,6 +118,16 @@ def test_a_job_runs_once_on_every_host_and_its_logs_are_kept(world: World) -> No
     assert "Job status: 2 SUCCEEDED" in world.told
     hosts = world.controller.joined()
     assert [hosts[rank].address for rank in (0, 1)] == world.controller.tpu.addresses()
+
+
+def test_each_host_unpacks_what_was_uploaded_in_a_place_of_its_own(
+    world: World, tmp_path: Path
+) -> None:
+    (tmp_path / "program").write_text("print('hello')")
+    script = "import os, time; time.sleep(2); print(os.getcwd()); exec(open('program').read())"
+    world.run("apart", script, working_dir=tmp_path)
+    assert world.printed("hello") == [0, 1], "nobody has replaced what a rank runs in"
+    assert len({line for _, line in world.lines if "/working_dir_files/" in line}) == 2
 
 
 def test_the_first_failure_ends_all_ranks_and_is_told_in_one_line(world: World) -> None:

@@ -4,7 +4,8 @@
 
 Ray asks for the new node for 30 s, and a raylet ends itself when its agents, which import much, are not
 up 15 s later. So the node is waited for longer, and one whose raylet has ended is started again. Two
-raylets that start at once would take the same socket: this file is locked while one does.
+raylets that start at once would take the same socket: this file is locked while one does. And each has
+its own directory for runtime environments.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ RAYLET_DIED: Final = "Ray's raylet has died at its start"
 _PATIENCE_S: Final = 150.0
 _LOCK_S: Final = 200.0
 _POLL_S: Final = 0.1
+_ADDRESS: Final = "--node-ip-address="
 _TRIES: Final = 4
 # Within each question for the new node Ray waits so long for it, and would not see a raylet die.
 _ASK_ENVIRON: Final = {"RAY_raylet_start_wait_time_s": "1"}
@@ -57,6 +59,18 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _keep_apart() -> None:
+    """Gives the runtime environments of this node a place of their own.
+
+    Ray unpacks them anew for each node: where several share a machine, over those that are in use.
+    """
+    from ray._private import ray_constants
+
+    addresses = (word.removeprefix(_ADDRESS) for word in sys.argv if word.startswith(_ADDRESS))
+    for address in addresses:
+        ray_constants.DEFAULT_RUNTIME_ENV_DIR_NAME += f"-{address}"
 
 
 def _be_patient(last_try: bool) -> None:
@@ -103,6 +117,7 @@ def main() -> None:
     os.environ[_TRY_VARIABLE] = str(number)
     # A second head would find the port of the first one's controller taken.
     _be_patient(last_try=number >= _TRIES or is_head)
+    _keep_apart()
     # A head has a directory of its own for its sockets.
     with contextlib.nullcontext() if is_head else _alone():
         start(["--dashboard-agent-listen-port=0", *sys.argv[1:]], prog_name="ray start")
