@@ -162,6 +162,7 @@ JOB = ["ray", "job", "--project", "p", "--zone", "z", "--endpoint", "http://127.
         (["--tpu", ""], "'' cannot name a TPU on a Ray cluster"),
         (["--name", ""], "'' cannot name a job"),
         (["--accelerator-type", "v4-7"], "there is no accelerator 'v4-7'"),
+        (["--deadline", "0"], "the deadline more than 0 s"),
         (["--checkpoint-dir", ""], "the directory for checkpoints has an empty name"),
         (["--checkpoint-dir", "gs://b/x"], "gs://b/x cannot be guarded"),
         (["--checkpoint-dir", "FILE/x"], "for checkpoints cannot be written: Not a directory"),

@@ -13,6 +13,7 @@ from cloud_server import LocalCloud
 from cloud_world import PLACE, node_body, request
 
 from regrow.cloud.client import CloudClient
+from regrow.cloud.nodes import being_made
 from regrow.cloud.waiting import Deadlines, Progress, dead, given_up_deleted, wait_ready
 from regrow.errors import CloudApiError, Code, NoClusterError, WaitTimeout
 from waiting import until
@@ -28,6 +29,13 @@ def client(simulated: LocalCloud) -> Iterator[CloudClient]:
         if operation is not None:
             client.wait(operation, 30)
     client.close()
+
+
+def test_a_node_that_is_deleted_while_it_is_made_is_told_from_a_zone_that_there_is_not() -> None:
+    with pytest.raises(CloudApiError, match="t was deleted while it was made") as error:
+        with being_made("t"):
+            raise CloudApiError(Code.NOT_FOUND, "Resource 'operation-1' was not found")
+    assert error.value.code is Code.ABORTED
 
 
 class TestWalk:

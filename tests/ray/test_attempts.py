@@ -136,13 +136,6 @@ def test_the_cause_of_a_pip_conflict_is_what_pip_says() -> None:
     assert why(PIP.replace("\n", "\\n")) == expected
 
 
-def test_the_cause_of_environments_that_collide_is_what_can_be_done() -> None:
-    place = "/tmp/ray/session_1/runtime_resources/pip/c2b5474f/virtualenv"
-    assert why(f"AssertionError: dest dir '{place}' exists").startswith(
-        "several hosts on this machine"
-    )
-
-
 def test_the_cause_is_the_programs_error_before_rays_word() -> None:
     log = ["Traceback (most recent call last):", "ValueError: no such layer", "regrow: rank ends"]
     assert why("Job entrypoint command failed with exit code 1", log) == "ValueError: no such layer"

@@ -18,7 +18,7 @@ from rays import LONG, raylet_at, until
 from regrow.cloud.bodies import NodeRequest
 from regrow.cloud.client import CloudClient
 from regrow.cloud.names import Place
-from regrow.errors import RayError, RayJobError, WaitTimeout
+from regrow.errors import CloudApiError, Code, RayError, RayJobError, WaitTimeout
 from regrow.ray import (
     JoinPolicy,
     RankJob,
@@ -48,12 +48,12 @@ class World:
         self.lines: list[tuple[int, str]] = []
         self.controller = self.make("t")
 
-    def make(self, name: str, **options: object) -> RayTpuController:
+    def make(self, name: str, place: Place = PLACE, **options: object) -> RayTpuController:
         spec = TpuSpec(name=name, node=V4_16)
         defaults: dict[str, object] = {"say": self.told.append, "log_dir": self.logs}
         return RayTpuController(
             self.client,
-            PLACE,
+            place,
             spec,
             self.cluster,
             **(defaults | options),  # type: ignore[arg-type]
@@ -142,6 +142,14 @@ time.sleep(1000)
     assert "failed, rank 1: ValueError: no such layer" in str(error.value)
     assert "\n" not in str(error.value)
     assert not [job for job in world.cluster.jobs() if job.runs]
+
+
+def test_a_zone_that_there_is_not_is_no_tpu_that_somebody_deletes(world: World) -> None:
+    nowhere = world.make("t", Place("p", "us-nowhere1-a"))
+    with pytest.raises(CloudApiError) as error:
+        nowhere.ensure_ready(timeout_s=LONG)
+    assert error.value.code is Code.NOT_FOUND
+    assert world.told.count("TPU is not found, create tpu...") == 1
 
 
 @pytest.mark.slow

@@ -296,7 +296,7 @@ def _policy(values: dict[str, Any]) -> Any:
         preemptions=preemptions,
         failures=values["failures"],
         backoff_s=values["backoff_s"],
-        deadline_s=values["deadline_s"] or math.inf,
+        deadline_s=math.inf if values["deadline_s"] is None else values["deadline_s"],
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from regrow.cloud.client import CloudClient
@@ -67,7 +68,24 @@ def create_node(
         CloudApiError: If the API refuses, or the operation fails.
         WaitTimeout: If it takes too long; the operation goes on.
     """
-    return client.wait(client.create_node(place, node_id, body), timeout_s, tell=tell)
+    operation = client.create_node(place, node_id, body)
+    with being_made(node_id):
+        return client.wait(operation, timeout_s, tell=tell)
+
+
+@contextlib.contextmanager
+def being_made(name: str) -> Iterator[None]:
+    """Tells something that is gone while it is waited for from a zone, say, that there is not.
+
+    Raises:
+        CloudApiError: ABORTED instead of NOT_FOUND.
+    """
+    try:
+        yield
+    except CloudApiError as error:
+        if error.code is not Code.NOT_FOUND:
+            raise
+        raise CloudApiError(Code.ABORTED, f"{name} was deleted while it was made") from None
 
 
 def delete_node(

@@ -13,12 +13,6 @@ _EXCEPTION: Final = re.compile(r"^\s*([\w.]*(?:Error|Exception|Interrupt|Exit|Ti
 _MISMATCH: Final = re.compile(
     r"(?<!patch )[Vv]ersion mismatch[^\n]*(?:\n(?:The|This|[ ]+\w+:)[^\n]*){0,6}"
 )
-# Ray makes an environment anew for each host, all hosts of a machine in one place.
-_COLLISION: Final = re.compile(r"dest dir '\S*/runtime_resources/pip/\S*' exists")
-_ALONE: Final = (
-    "several hosts on this machine cannot have --pip, since Ray makes their environments in one place: "
-    "use one host, or install what it names before"
-)
 _RANK: Final = "regrow: rank ends: "
 _RAY_ADVICE: Final = ("For debugging", "Check /tmp/ray", "See more at", "View the dashboard")
 
@@ -47,8 +41,6 @@ def why(message: str, log_tail: Sequence[str] = ()) -> str:
     conflict = next((one for one in pip if "conflict" in one or "No matching" in one), None)
     if conflict or pip:
         return one_line(conflict or pip[0])
-    if _COLLISION.search(message):
-        return _ALONE
     told = [line for line in log_tail if _EXCEPTION.match(line)]
     if told:
         return one_line(told[-1])

@@ -207,7 +207,9 @@ class RayHosts:
                 self._say(f"{error}: tried again in {_STOCKOUT_S:g} s")
                 time.sleep(min(_STOCKOUT_S, max(0.0, timeout_s)))
             # Somebody else was quicker, or deletes what we make: the next look tells.
-            elif error.code not in (Code.ALREADY_EXISTS, Code.NOT_FOUND, Code.ABORTED):
+            elif error.code in (Code.ALREADY_EXISTS, Code.ABORTED):
+                time.sleep(_PAUSE_S)
+            else:
                 raise
 
     def delete_if_there(self, timeout_s: float) -> None:

@@ -13,6 +13,7 @@ from regrow.cloud.bodies import NodeRequest, QueuedRequest
 from regrow.cloud.client import CloudClient
 from regrow.cloud.names import Place
 from regrow.cloud.nodes import (
+    being_made,
     create_node,
     delete_node,
     found_node,
@@ -251,16 +252,10 @@ class TpuController:
         body = spec.queued_body(self.place) if spec.is_queued else spec.node.body()
         self._say(f"Request: {_shortened(body)}")
         if spec.is_queued:
-            self.client.wait(self.client.create_queued(self.place, spec.name, body), timeout_s)
-            with given_up_deleted(self.client, self.place, spec.name):
-                deadlines = Deadlines(timeout_s, timeout_s, timeout_s)
-                wait_ready(
-                    self.client,
-                    self.place,
-                    spec.name,
-                    deadlines,
-                    tell=lambda one: self._say(f"{spec.name} is {one.state}"),
-                )
+            operation = self.client.create_queued(self.place, spec.name, body)
+            with being_made(spec.name):
+                self.client.wait(operation, timeout_s)
+                self._wait_queued(timeout_s)
         else:
             create_node(
                 self.client,
@@ -271,6 +266,16 @@ class TpuController:
                 tell=self._tell("Create TPU"),
             )
         self._say("Create TPU operation complete.")
+
+    def _wait_queued(self, timeout_s: float) -> None:
+        with given_up_deleted(self.client, self.place, self.spec.name):
+            wait_ready(
+                self.client,
+                self.place,
+                self.spec.name,
+                Deadlines(timeout_s, timeout_s, timeout_s),
+                tell=lambda one: self._say(f"{self.spec.name} is {one.state}"),
+            )
 
     def maybe_create(self, *, timeout_s: float = 1800.0) -> bool:
         """Makes it if there is none; tells whether it was made.
