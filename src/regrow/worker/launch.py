@@ -36,7 +36,7 @@ class Launcher:
             self._run_aside(command, program, parts)
             return
         try:
-            outs, status = self._launch(command, program, parts)
+            outs, status = self._start(command, program, parts)
         except Exception as error:  # noqa: BLE001 - the outputs carry it
             self.fail(command, PartError.of(error))
             return
@@ -84,21 +84,15 @@ class Launcher:
 
     def _run_in_gang(
         self, command: Execute, program: Program, parts: list[Part], gang: Gang
-    ) -> tuple[list[Part], Part | None] | None:
+    ) -> None:
         for reading in [reading for part in parts for reading in part.being_read()]:
             reading.wait(_ENTER_S)
         try:
             outs, status = self._start(command, program, parts, gang)
         except Exception as error:  # noqa: BLE001 - told to the head, and by the outputs
             self.refuse_gang(command, gang, PartError.of(error, gang.epoch))
-            return None
+            return
         self._keep(command, outs, status)
-        return outs, status
-
-    def _launch(
-        self, command: Execute, program: Program, parts: list[Part]
-    ) -> tuple[list[Part], Part | None]:
-        return self._start(command, program, parts)
 
     def _start(
         self, command: Execute, program: Program, parts: list[Part], gang: Gang | None = None
@@ -162,8 +156,7 @@ class Launcher:
             try:
                 for event in before:
                     event.wait(_ENTER_S)
-                outs, status = self._launch_aside(command, program, parts, gang)
-                self._resolve(command, results, outs, status)
+                self._resolve(command, results, *self._start_settled(command, program, parts, gang))
             except Exception as error:  # noqa: BLE001 - the outputs carry it
                 failed_with = PartError.of(error, program.domain.epoch)
                 if gang is not None:
@@ -182,13 +175,11 @@ class Launcher:
         if gang is not None:
             entered.wait(_ENTER_S)
 
-    def _launch_aside(
+    def _start_settled(
         self, command: Execute, program: Program, parts: list[Part], gang: Gang | None
     ) -> tuple[list[Part], Part | None]:
         for part in parts:
             part.settle()
-        if gang is None:
-            return self._launch(command, program, parts)
         return self._start(command, program, parts, gang)
 
     def _resolve(

@@ -160,21 +160,7 @@ def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Servic
     service = make()
     watch_for = _notices() if role == "worker" else None
     collect_aside(service.work_done)
-    identity = Identity(role, spec["slice"], spec["host"], spec["incarnation"], os.getpid())
-
-    def on_lost(cause: str) -> None:
-        log.error("the head is gone: %s", cause)
-        os._exit(HEAD_GONE)
-
-    endpoint = spec["endpoint"]
-    channel = WorkerChannel(
-        endpoint if isinstance(endpoint, str) else (endpoint[0], endpoint[1]),
-        spec["secret"],
-        identity,
-        service.on_payload,
-        on_lost,
-        budget_s=spec.get("reconnect_s", 3.0),
-    )
+    channel = _channel(spec, role, service)
     service.connect(channel)
     channel.connect(_CONNECT_S)
     channel.send(c.pack_all([c.Up(jaxlib_version, True)]))
@@ -189,3 +175,21 @@ def _serve_until_end(spec: dict[str, Any], role: Role, make: Callable[[], Servic
     reach("worker-leaves")
     channel.close()
     return 0
+
+
+def _channel(spec: dict[str, Any], role: Role, service: Service) -> WorkerChannel:
+    """The way to the head, without which this process ends."""
+
+    def on_lost(cause: str) -> None:
+        log.error("the head is gone: %s", cause)
+        os._exit(HEAD_GONE)
+
+    endpoint = spec["endpoint"]
+    return WorkerChannel(
+        endpoint if isinstance(endpoint, str) else (endpoint[0], endpoint[1]),
+        spec["secret"],
+        Identity(role, spec["slice"], spec["host"], spec["incarnation"], os.getpid()),
+        service.on_payload,
+        on_lost,
+        budget_s=spec.get("reconnect_s", 3.0),
+    )
