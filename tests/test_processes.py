@@ -5,13 +5,13 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from regrow import processes
 from regrow.processes import RUN_MARK, Child, ProcessId, ProcessStat, tail, telling_line
+from waiting import until
 
 
 @pytest.fixture
@@ -122,13 +122,10 @@ def test_the_processes_of_a_run_are_found_and_ended(run_id):
         run_id=run_id,
     )
     other = start("sleep", "60", run_id=run_id + "0")
-    deadline = time.monotonic() + 5
-    while len(processes.marked(run_id)) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: len(processes.marked(run_id)) >= 4)
     found = processes.marked(run_id)
     assert len(found) == 4
     assert shell.pid in found
-    assert processes.end_run(run_id, spare=[shell.pid]) == set() or shell.wait(5) is not None
     assert processes.end_run(run_id) == set()
     shell.wait(5)
     assert other.poll() is None
@@ -154,9 +151,8 @@ def test_a_run_never_ends_the_process_that_ends_it(run_id):
 
 def test_descendants():
     shell = start("sh", "-c", "sleep 60 & wait")
-    deadline = time.monotonic() + 5
-    while not (below := processes.descendants_of({shell.pid})) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: processes.descendants_of({shell.pid}))
+    below = processes.descendants_of({shell.pid})
     assert len(below) == 1
     assert below == processes.children_of(shell.pid)
     assert below < processes.descendants_of({os.getpid()})
@@ -170,10 +166,8 @@ def test_an_ancestor_is_found_by_its_name():
         ["/bin/sh", "-c", f"{sys.executable} -c '{script}' & wait"], start_new_session=True
     ) as shell:
         try:
-            until_s = time.monotonic() + 20
-            while not (below := processes.children_of(shell.pid)) and time.monotonic() < until_s:
-                time.sleep(0.01)
-            (child,) = below
+            until(lambda: processes.children_of(shell.pid))
+            (child,) = processes.children_of(shell.pid)
             assert processes.ancestor(child, processes.name_of(shell.pid)) == shell.pid
             assert processes.ancestor(child, "no such name") is None
         finally:

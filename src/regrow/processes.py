@@ -35,6 +35,9 @@ _CLIENT_VARIABLES: Final = ("REGROW_TARGET", "REGROW_TOKEN", "REGROW_CLUSTER", H
 _ERROR: Final = re.compile(r"F\d{4} |[\w.]*(Error|Exception|Exit|Interrupt|Timeout)\b: |regrow: ")
 # What the head logs in good days, beginning with the date; no cause of anything.
 _EVERYDAY: Final = re.compile(r"\d{4}-\d\d-\d\d \S+ (DEBUG|INFO) ")
+_END_S: Final = 5.0
+_REAPED_S: Final = 2.0
+_TAIL_BYTES: Final = 8192
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -333,13 +336,10 @@ def marked(run_id: str, *, by: str = RUN_MARK) -> set[int]:
     return found | _below(found, parents)
 
 
-def end_all(
-    pids_now: Iterable[int], *, spare: Iterable[int] = (), signum: int = signal.SIGKILL
-) -> set[int]:
+def end_all(pids_now: Iterable[int], *, signum: int = signal.SIGKILL) -> set[int]:
     """Sends a signal to processes; returns those that were there and have not yet ended."""
-    spared = {os.getpid(), 1, *spare}
     reached: set[int] = set()
-    for pid in filter(is_running, set(pids_now) - spared):
+    for pid in filter(is_running, set(pids_now) - {os.getpid(), 1}):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
             reached.add(pid)
@@ -353,14 +353,14 @@ def end_child(pid: int) -> None:
     except ProcessLookupError:
         return
     child.send(signal.SIGKILL)
-    if child.wait(5.0) is None:
+    if child.wait(_END_S) is None:
         os.close(child.fd)
 
 
-def end_run(run_id: str, *, spare: Iterable[int] = (), timeout_s: float = 5.0) -> set[int]:
+def end_run(run_id: str) -> set[int]:
     """Ends every process of a run with SIGKILL; returns those that the deadline left over."""
-    deadline = time.monotonic() + timeout_s
-    while left := end_all(marked(run_id), spare=spare):
+    deadline = time.monotonic() + _END_S
+    while left := end_all(marked(run_id)):
         if time.monotonic() > deadline:
             return left
         time.sleep(0.005)
@@ -368,7 +368,7 @@ def end_run(run_id: str, *, spare: Iterable[int] = (), timeout_s: float = 5.0) -
 
 
 @contextlib.contextmanager
-def adopted_reaped(timeout_s: float = 2.0) -> Iterator[None]:
+def adopted_reaped() -> Iterator[None]:
     """Has this process inherit the orphans below it, and reaps its children at the end.
 
     Only for a process that has no children of its own that anybody else waits for.
@@ -377,7 +377,7 @@ def adopted_reaped(timeout_s: float = 2.0) -> Iterator[None]:
     try:
         yield
     finally:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _REAPED_S
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < deadline:
                 if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -423,11 +423,11 @@ def telling_line(path: Path) -> str:
     return " ".join((errors or others or [""])[-1].split())
 
 
-def tail(path: Path, *, lines: int = 5, max_bytes: int = 8192) -> list[str]:
+def tail(path: Path, *, lines: int = 5) -> list[str]:
     """The last lines of a log that hold something; empty when there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return []

@@ -69,8 +69,6 @@ class Supervisor:
         home: Home,
         state: ClusterState,
         config: HeadConfig,
-        *,
-        environ: Mapping[str, str] | None = None,
     ) -> None:
         """Starts the head; does not wait for it.
 
@@ -78,7 +76,6 @@ class Supervisor:
             home: Where the cluster is entered.
             state: Its entry there, as `Home.claim` returned it.
             config: What the head is told.
-            environ: Environment of the head; default: that of this process.
 
         Raises:
             ClusterStartError: If no process could be started.
@@ -90,9 +87,7 @@ class Supervisor:
         self.config = config
         self.state = state
         try:
-            self._head, self._lifeline = start_watched(
-                config, environ or os.environ, HEAD_MODULE, "head"
-            )
+            self._head, self._lifeline = start_watched(config, os.environ, HEAD_MODULE, "head")
         except OSError as error:
             home.release(state)
             raise ClusterStartError(f"cannot start the head: {error}") from None

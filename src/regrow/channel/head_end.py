@@ -29,7 +29,7 @@ from typing import Final, TypeAlias, final
 
 from regrow.channel.frames import Buffer, Frame, FrameReader
 from regrow.channel.handshake import LENGTH, HeadHandshake, Hello, body_bytes
-from regrow.channel.link import MAX_UNACKED_BYTES, Link
+from regrow.channel.link import Link
 from regrow.channel.stream import Endpoint, Stream, describe, listen, remove_socket_file, tune
 from regrow.errors import ChannelError, HandshakeError, WaitTimeout
 
@@ -54,7 +54,6 @@ class HeadChannel:
         on_payload: Callable[[bytes | memoryview], None],
         on_broken: Callable[[str], None],
         on_attached: Callable[[], None] | None = None,
-        max_unacked_bytes: int = MAX_UNACKED_BYTES,
     ) -> None:
         """Makes an end that no worker is attached to yet.
 
@@ -64,13 +63,12 @@ class HeadChannel:
             on_broken: Called with the cause when a connection breaks; not after `close`. A worker
                 that breaks the protocol is not let in again.
             on_attached: Called each time the worker is connected.
-            max_unacked_bytes: `send` refuses once so much is kept for the worker.
         """
         self.name = name
         self._on_payload = on_payload
         self._on_broken = on_broken
         self._on_attached = on_attached
-        self._link = Link(max_unacked_bytes)
+        self._link = Link()
         self._link_id: bytes | None = None
         self._stream: Stream | None = None
         self._ack_planned = False

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -73,13 +73,7 @@ class Service:
         error: Why its state could not be written.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        policy: Policy,
-        classes: PriorityClasses,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, store: Store, policy: Policy, classes: PriorityClasses) -> None:
         """Goes on from the store's state, if there is one.
 
         Raises:
@@ -89,7 +83,6 @@ class Service:
         self.error: ClusterError | None = None
         self._store = store
         self._classes = classes
-        self._clock = clock
         self._peers: dict[Peer, _Peer] = {}
         self._watchers: set[Peer] = set()
         self._jobs: dict[str, _Peer] = {}
@@ -103,7 +96,7 @@ class Service:
             self._manager = Manager(policy)
             return
         try:
-            self._manager, _ = Manager.recover(state, clock(), policy, changes)
+            self._manager, _ = Manager.recover(state, time.time(), policy, changes)
         except (ValueError, TypeError, KeyError) as error:
             raise ClusterError(f"the resource manager's state {store.path}: {error!r}") from None
 
@@ -123,10 +116,10 @@ class Service:
     # --- the manager ---
 
     def _take(self, event: Event) -> None:
-        self._commit(self._manager.handle(event, self._clock()))
+        self._commit(self._manager.handle(event, time.time()))
 
     def _tick(self) -> None:
-        self._commit(self._manager.tick(self._clock()))
+        self._commit(self._manager.tick(time.time()))
 
     def _commit(self, instructions: Iterable[Instruction]) -> None:
         """Writes the new state down, then says what follows from it."""
@@ -158,7 +151,7 @@ class Service:
             self._timer = None
         due = self._manager.deadline()
         if due is not None:
-            delay_s = max(0.0, due - self._clock())
+            delay_s = max(0.0, due - time.time())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     # --- connections ---

@@ -78,16 +78,13 @@ class CloudTpuLauncher:
     one need a queued resource each.
     """
 
-    def __init__(
-        self, config: TpuConfig, log_dir: Path, *, start_deadline_s: float, log_level: int = 3
-    ) -> None:
+    def __init__(self, config: TpuConfig, log_dir: Path, *, start_deadline_s: float) -> None:
         """Begins the imports of what is no host; call it early.
 
         Args:
             config: The queued resources.
             log_dir: Directory for the logs of all processes.
             start_deadline_s: How long a host may take to be up.
-            log_level: TF_CPP_MIN_LOG_LEVEL of the workers.
 
         Raises:
             UnsupportedError: If they are not on this machine.
@@ -98,7 +95,7 @@ class CloudTpuLauncher:
                 "of the local Cloud TPU; see regrow multihost for programs on real ones"
             )
         self.channel_port: int | None = None
-        self._local = LocalLauncher(log_dir, log_level=log_level)
+        self._local = LocalLauncher(log_dir)
         self._config = config
         self._client = connect(config.endpoint)
         self._place = Place(config.project, config.zone)
@@ -106,7 +103,7 @@ class CloudTpuLauncher:
         self._patience_s = start_deadline_s * _PATIENCE
         self._logs: dict[str, HostLog] = {}
         self._running: set[CloudProcess] = set()
-        environ = worker_environ(os.environ, log_level=log_level)
+        environ = worker_environ(os.environ)
         # The mark of the host stays, by which it finds all that runs on it.
         self._environ = {name: value for name, value in environ.items() if name != RUN_MARK}
 

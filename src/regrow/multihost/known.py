@@ -20,9 +20,8 @@ BUCKET_KEY: Final = "regrow-bucket"
 class KnownJobs:
     """The jobs that REGROW_HOME knows of."""
 
-    def __init__(self, home: Path | None = None) -> None:
-        """Names the directory; default: REGROW_HOME."""
-        self._folder = (home or Home().path) / "multihost" / "jobs"
+    def __init__(self) -> None:
+        self._folder = Home().path / "multihost" / "jobs"
 
     def remember(self, place: Place, run: str, bucket: str) -> None:
         """Writes down a job's bucket."""

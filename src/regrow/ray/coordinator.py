@@ -52,9 +52,9 @@ class Coordinator:
     zone: str = ""
     account: str = ""
 
-    def _place(self, *, zone: bool = True) -> list[str]:
+    def _place(self) -> list[str]:
         words = [f"--project={self.project}"] if self.project else []
-        return words + ([f"--zone={self.zone}"] if self.zone and zone else [])
+        return words + ([f"--zone={self.zone}"] if self.zone else [])
 
     def make_account(self, account: str, project: str) -> list[Command]:
         """Makes a service account that may manage TPUs; needed once for a project."""

@@ -14,11 +14,11 @@ _SIGNAL = re.compile(r"(SIG[A-Z0-9+]+)(?: \(signal [0-9]+\))?")
 _MAX_TEXT: Final = 300
 
 
-def clean(text: str, limit: int = _MAX_TEXT) -> str:
+def clean(text: str) -> str:
     """Foreign text as one short line, free of the words by which callers know a lost slice."""
     line = _WORDS.sub(lambda word: word.group().lower(), " ".join(text.split()))
     line = "".join(char if char.isprintable() else "?" for char in line).rstrip(" .;,")
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
 
 
 def seconds(value_s: float) -> str:

@@ -187,29 +187,19 @@ class HostCallbacks:
         functions: For XLA, in the order of the program's callbacks.
     """
 
-    def __init__(
-        self,
-        relay: CallbackRelay,
-        callbacks: rgcb.ProgramCallbacks,
-        entered: Callable[[], None] | None = None,
-    ) -> None:
-        calls = _Calls(relay, callbacks, entered)
+    def __init__(self, relay: CallbackRelay, callbacks: rgcb.ProgramCallbacks) -> None:
+        calls = _Calls(relay, callbacks)
         self.functions = tuple(_function(calls, index) for index in range(callbacks.number))
         self._calls: _Calls | None = calls
         self._callbacks = callbacks
         self._relay = relay
         relay.report_dropped(calls, callbacks)
 
-    @property
-    def entered(self) -> Callable[[], None] | None:
-        """Called, if set, whenever a call begins, from a thread of XLA's.
+    def when_entered(self, entered: Callable[[], None]) -> None:
+        """Has a function called whenever a call begins, from a thread of XLA's.
 
         XLA holds the inputs of the program by then.
         """
-        return self._calls.entered if self._calls is not None else None
-
-    @entered.setter
-    def entered(self, entered: Callable[[], None] | None) -> None:
         if self._calls is not None:
             self._calls.entered = entered
 
@@ -225,13 +215,8 @@ class HostCallbacks:
 class _Calls:
     """What the functions of one executable share, and what lives as long as one of them."""
 
-    def __init__(
-        self,
-        relay: CallbackRelay,
-        callbacks: rgcb.ProgramCallbacks,
-        entered: Callable[[], None] | None,
-    ) -> None:
-        self.entered = entered
+    def __init__(self, relay: CallbackRelay, callbacks: rgcb.ProgramCallbacks) -> None:
+        self.entered: Callable[[], None] | None = None
         self._relay = relay
         self._callbacks = callbacks
 

@@ -150,7 +150,7 @@ class Launcher:
             part.busy = launched
         entered = threading.Event()
         if program.callbacks is not None:
-            program.callbacks.entered = entered.set
+            program.callbacks.when_entered(entered.set)
 
         def run() -> None:
             try:
