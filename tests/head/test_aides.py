@@ -14,6 +14,7 @@ from regrow.channel.head_end import HeadChannel
 from regrow.errors import Code, LaunchError
 from regrow.head import aides
 from regrow.head.aides import Aide
+from waiting import until_on_loop
 
 
 class FakeProcess:
@@ -69,12 +70,8 @@ class Bench:
 
     async def lives(self, count: int) -> None:
         """Waits until so many processes have been started."""
-        for _ in range(2000):
-            if len(self.started) >= count:
-                await asyncio.sleep(0.001)
-                return
-            await asyncio.sleep(0.001)
-        raise AssertionError(f"{len(self.started)} lives instead of {count}")
+        await until_on_loop(lambda: len(self.started) >= count, f"life {count}")
+        await asyncio.sleep(0.001)
 
 
 def run(test: Callable[[Bench], Awaitable[None]]) -> None:

@@ -21,7 +21,7 @@ from regrow.launchers.base import HostSpec
 from regrow.launchers.local import LocalLauncher, worker_environ
 from regrow.launchers.logs import MAX_BYTES, HostLog
 from regrow.processes import RUN_MARK, ProcessStat, children_of, is_running, marked, spawn
-from waiting import until_on_loop
+from waiting import until, until_on_loop
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
@@ -36,10 +36,7 @@ def run_id():
     """The id of a run that must have ended with the test."""
     run_id = secrets.token_hex(8)
     yield run_id
-    deadline = time.monotonic() + 2
-    while (left := marked(run_id)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left
+    until(lambda: not marked(run_id), "the end of its processes")
 
 
 @pytest.fixture
@@ -381,10 +378,7 @@ def test_hosts_end_with_the_head_also_stopped_ones(run_id, tmp_path):
         pids = [int(word) for word in owner.stdout.readline().split()]
         assert len(pids) == 3
         owner.kill()
-    deadline = time.monotonic() + 2
-    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert not any(is_running(pid) for pid in pids)
+    until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def test_workers_get_none_of_the_users_settings_for_a_client():

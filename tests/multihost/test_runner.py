@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from regrow.multihost import runner
 from regrow.multihost.package import packed
 from regrow.multihost.targets import is_this_machine
 from regrow.processes import is_running
+from waiting import until
 
 # As sshd does, it gives the command a home directory, and does not end it when the client is killed.
 FAKE = """#!/bin/sh
@@ -100,7 +100,7 @@ def test_a_runner_that_is_killed_takes_all_along(hosts, tmp_path):
     for host in hosts:
         (tmp_path / host.address / "r").mkdir(parents=True)
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import sys; sys.path[:0] = [sys.argv[1], sys.argv[1] + '/..']\n"
         "from pathlib import Path; from test_runner import *\n"
         "hosts = [Host('q-0', 0, w, f'host-0-{w}') for w in (0, 1)]\n"
         "class Printing(Screen):\n"
@@ -112,10 +112,7 @@ def test_a_runner_that_is_killed_takes_all_along(hosts, tmp_path):
         pids = [int(process.stdout.readline()) for _ in range(2)]
         assert all(is_running(pid) for pid in pids)
         process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def test_this_machine_is_told_from_others(monkeypatch):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from regrow.errors import RegrowError
 from regrow.suspend import Manifest, Snapshots, open_storage
 from regrow.suspend.export import export, verify
 from regrow.suspend.sweep import PART_SUFFIX
+from waiting import until
 
 SAVE_POINTS = (
     "worker-drain",
@@ -63,13 +63,6 @@ def cells(every: list[Any], sample: set[int]) -> list[Any]:
         pytest.param(*cell, id="-".join(cell), marks=mark)
         for cell, mark in zip(every, marks, strict=True)
     ]
-
-
-def wait(done: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def latest(url: str) -> Manifest:
@@ -165,7 +158,7 @@ def _lose_while_it_is_committed(rig: Rig) -> Manifest:
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(outcome, rig, lambda: rig.cluster.suspend([1]))
         manifests = Path(rig.place(), "manifests")
-        wait(lambda: any(manifests.glob(f"*{PART_SUFFIX}")))
+        until(lambda: any(manifests.glob(f"*{PART_SUFFIX}")))
         os.kill(rig.cluster.slices[1].pids[0], signal.SIGKILL)
         error = told.result()
     manifest = latest(rig.place())
@@ -182,7 +175,7 @@ def _resume_under(rig: Rig, action: str) -> None:
     if action == "fail":
         assert error is not None
         assert "slice 1 stays suspended, nothing is lost: " in error
-        wait(lambda: rig.states() == ["up", "suspended"])
+        until(lambda: rig.states() == ["up", "suspended"])
         rig.cluster.resume()
     else:
         assert error is None

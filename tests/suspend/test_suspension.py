@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from regrow.cli import main
 from regrow.errors import ClusterError, UsageError
 from regrow.suspend import Snapshots, open_storage
 from regrow.suspend.export import export, find, held, verify
+from waiting import until
 
 
 @pytest.fixture
@@ -27,13 +27,6 @@ def begun(rig: Rig, expected: list[dict[str, str]]) -> Rig:
     rig.client.do("begin")
     rig.client.do("steps", count=STEPS)
     return rig
-
-
-def wait(done: Callable[[], bool], timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def check(rig: Rig, expected: list[dict[str, str]]) -> None:
@@ -141,7 +134,7 @@ def test_a_notice_suspends_the_slices_that_got_it(
 ) -> None:
     for one in begun.cluster.slices:
         os.kill(one.pids[0], signal.SIGTERM)
-    wait(lambda: begun.states() == ["suspended", "suspended"])
+    until(lambda: begun.states() == ["suspended", "suspended"])
     assert all("suspended: a notice: SIGTERM" in "".join(s.story) for s in begun.cluster.slices)
     begun.cluster.resume()
     check(begun, expected)
@@ -192,7 +185,7 @@ def test_a_damaged_chunk_leaves_it_suspended(begun: Rig, expected: list[dict[str
         begun.cluster.resume()
     assert "suspended" in begun.states()
     path.write_bytes(good)
-    wait(lambda: not {"starting", "up"} & {begun.states()[i] for i in begun.suspended()})
+    until(lambda: not {"starting", "up"} & {begun.states()[i] for i in begun.suspended()})
     begun.cluster.resume()
     check(begun, expected)
 
@@ -226,7 +219,7 @@ def test_it_goes_on_after_a_ctrl_c(begun: Rig, expected: list[dict[str, str]]) -
         text=True,
     ) as command:
         begun.client.post("digest")
-        wait(lambda: begun.cluster.status()["suspended"]["waiting_clients"] == 1)
+        until(lambda: begun.cluster.status()["suspended"]["waiting_clients"] == 1)
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=30)
     name = begun.cluster.name
@@ -235,7 +228,7 @@ def test_it_goes_on_after_a_ctrl_c(begun: Rig, expected: list[dict[str, str]]) -
     )
     assert command.returncode == 130
     assert begun.states() == ["up", "up"]
-    wait(lambda: begun.suspended() == [0, 1])
+    until(lambda: begun.suspended() == [0, 1])
     begun.cluster.resume()
     assert begun.client.answer()["value"] == expected[0]
     check(begun, expected)
@@ -261,7 +254,7 @@ def test_a_job_with_colocated_python_is_not_suspended(
             rig.cluster.suspend()
         assert rig.client.do("digest") == expected[0]
         os.kill(rig.cluster.slices[1].pids[0], signal.SIGTERM)
-        wait(lambda: rig.states()[1] == "lost")
+        until(lambda: rig.states()[1] == "lost")
         assert "slice 1 was lost: host 0" in rig.client.failure("digest")
 
 
@@ -279,5 +272,5 @@ def test_a_slice_of_several_hosts_comes_back_as_a_whole(
         rig.client.do("begin")
         rig.client.do("steps", count=STEPS)
         os.kill(rig.cluster.slices[0].pids[1], signal.SIGTERM)
-        wait(lambda: rig.cluster.slices[0].incarnation == 2 and not rig.suspended())
+        until(lambda: rig.cluster.slices[0].incarnation == 2 and not rig.suspended())
         check(rig, expected)

@@ -25,6 +25,7 @@ import pytest
 
 from regrow.errors import ClusterStartError, Code, StatusError
 from regrow.wire import frames, schema, service
+from waiting import until
 
 METHOD = "/xla.ifrt.proxy.GrpcIfrtService/"
 SESSION_KEY = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
@@ -166,12 +167,6 @@ class Cluster:
     def client(self, kind: str = "unix") -> Client:
         target = f"unix:{self.unix}" if kind == "unix" else f"127.0.0.1:{self.port}"
         return Client(target, self.metadata)
-
-    def wait(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {WAIT_S} s for {what}"
-            time.sleep(0.005)
 
 
 @pytest.fixture
@@ -317,18 +312,18 @@ def test_cancelled_calls(cluster: Cluster, kind: str) -> None:
             yield bytes(100)
 
         store = client.store_call(1, 1, 200, slowly())
-        cluster.wait(lambda: session.events, "the store")
+        until(lambda: session.events, "the store")
         store.cancel()
-        cluster.wait(lambda: session.events[-1] == ("abort", 1), "the store's end")
+        until(lambda: session.events[-1] == ("abort", 1), "the store's end")
         started.set()
         client.store(1, 2, bytes(50_000_000))
         lookup = client.lookup_call(1, 2)
         next(lookup)
         client.delete(1, 2)
         lookup.cancel()
-        cluster.wait(lambda: session.events[-1] == ("delete", 2), "the delete")
+        until(lambda: session.events[-1] == ("delete", 2), "the delete")
         client.responses.cancel()
-        cluster.wait(lambda: session.events[-1] == "closed", "the session's end")
+        until(lambda: session.events[-1] == "closed", "the session's end")
         client.open()
         assert client.ask(b"again") == b"again"
 
@@ -395,7 +390,7 @@ def test_a_client_that_is_killed(cluster: Cluster, kind: str) -> None:
             process.send_signal(signal.SIGKILL)
             process.wait(WAIT_S)
             session = cluster.gateway.sessions[1]
-            cluster.wait(lambda: session.events, "the session's end")
+            until(lambda: session.events, "the session's end")
             time.sleep(0.05)
             assert session.events == ["closed"]
         finally:
@@ -470,7 +465,7 @@ def test_a_fault_of_ours_costs_one_connection(cluster: Cluster, caplog: Any) -> 
         session.store_begin = lambda handle, size: memoryview(b"read-only")[:size]
         with pytest.raises(grpc.RpcError):
             client.store(1, 1, b"abc")
-        cluster.wait(lambda: "closed" in session.events, "the session's end")
+        until(lambda: "closed" in session.events, "the session's end")
         assert healthy.ask(b"still here") == b"still here"
     assert "has to be closed" in caplog.text
 
@@ -481,7 +476,7 @@ def test_a_callback_connection_is_handed_over(cluster: Cluster) -> None:
         sock.sendall(b"RGCB\0\0\0")
         time.sleep(0.02)
         sock.sendall(b"\x000123456789abcdefrest")
-        cluster.wait(lambda: cluster.gateway.callbacks, "the connection")
+        until(lambda: cluster.gateway.callbacks, "the connection")
         handed, nonce = cluster.gateway.callbacks[0]
         with handed:
             assert nonce == "0123456789abcdef"
