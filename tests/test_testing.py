@@ -28,7 +28,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 TRAINING = """
     import jax, jax.numpy as jnp, numpy as np, pytest, os
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    from regrow.elastic import at_step
+    from regrow.elastic import Snapshotter, at_step
 
     def total():
         devices = jax.devices()
@@ -56,8 +56,15 @@ TRAINING = """
         assert [event.fault for event in chaos.done] == ["kill", "restore"]
         assert cluster.slices[1].incarnation == 2
 
+    @pytest.mark.filterwarnings("error")
     def test_a_cluster_without_faults(cluster):
         assert len(jax.devices()) == total() == 4
+        mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("replica", "model"))
+        state = jax.device_put(np.ones(4), NamedSharding(mesh, P("model")))
+        snapshotter = Snapshotter()
+        assert snapshotter.save(0, state)
+        snapshotter.join()
+        assert np.array_equal(snapshotter.load(state), state)
 
     def test_on_plain_jax_again():
         assert "JAX_BACKEND_TARGET" not in os.environ

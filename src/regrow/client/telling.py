@@ -31,6 +31,7 @@ def tell(method: Method, **params: Any) -> None:
     with _lock:
         try:
             if target != _line_target:
+                _hang_up()
                 _line_target = target
                 _line = _connected(target)
             if _line is not None:
@@ -38,9 +39,14 @@ def tell(method: Method, **params: Any) -> None:
                 # The answers say nothing new, but unread they would fill the socket.
                 _line.take()
         except RegrowError:
-            if _line is not None:
-                _line.close()
-            _line = None
+            _hang_up()
+
+
+def _hang_up() -> None:
+    global _line
+    if _line is not None:
+        _line.close()
+    _line = None
 
 
 def asks(method: Method) -> Any:

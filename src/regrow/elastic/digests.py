@@ -7,17 +7,20 @@ are XXH3's: they find corruption, not forgery.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
-from jax.interpreters import pxla
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from regrow.channel.digests import COPIES_IN, HASH_BYTES, CopySpec, DigestRequest
 from regrow.elastic.libraries import pathwaysutils
 from regrow.wire.dtypes import kind_of
+
+# What is public of it is deprecated, and tests that take warnings for errors would fail of that.
+_pxla: Final[Any] = importlib.import_module("jax._src.interpreters.pxla")
 
 _Run: TypeAlias = Callable[[Sequence[jax.Array]], list[jax.Array]]
 
@@ -74,7 +77,7 @@ def _program(mesh: Mesh, arrays: int, copies: tuple[Any, ...], where: tuple[Any,
     compiled = pathwaysutils("plugin_executable").PluginExecutable(text).compiled
     hashes = jax.core.ShapedArray((len(devices), arrays, HASH_BYTES), np.dtype(np.uint8))
     split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
-    handlers = pxla.global_avals_to_results_handler((hashes, *copies), (split, *where), True)
+    handlers = _pxla.global_avals_to_results_handler((hashes, *copies), (split, *where), True)
 
     def run(given: Sequence[jax.Array]) -> list[jax.Array]:
         return list(compiled.execute_sharded(given).consume_with_handlers(handlers.handlers))
