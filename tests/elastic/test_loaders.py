@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 
 import grain
 import numpy as np
 import pytest
 
-from regrow.elastic import ElasticLoader, GrainLoader
+from regrow.elastic import ElasticLoader, GrainLoader, progress
 
 RECORDS = 600
 BATCH = 12
@@ -84,3 +85,19 @@ def test_the_shards_of_4_3_and_4_slices_are_the_whole(loader: GrainLoader) -> No
         state = states[0]
         for shard in shards:
             shard.close()
+
+
+def test_the_first_batch_at_a_position_is_a_phase_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    phases: list[str | None] = []
+    monkeypatch.setattr(progress, "tell", lambda _, *, step, phase: phases.append(phase))
+    made = GrainLoader(dataset(), BATCH, read_options=grain.ReadOptions(num_threads=1))
+    next(made), next(made)
+    assert phases == ["data", None]
+    made.set_state(made.get_state())
+    reader = threading.Thread(target=next, args=(made,))
+    reader.start()
+    reader.join()
+    assert phases == ["data", None], "the phase is that of the main thread"
+    made.close()

@@ -301,6 +301,34 @@ def test_a_client_that_gives_up() -> None:
     training.check()
 
 
+def test_a_client_that_is_done_has_not_begun_to_grow() -> None:
+    training = trained(4)
+    training.lose()
+    training.load()
+    training.step(4, slices=(0,))
+    training.run.slice_back(1)
+    training.run.uses((0, 1), training.now, training.now)
+    activity = training.run.begin("reshard", training.now)
+    training.run.end(activity, training.pass_s(0.5))
+    training.run.clients(0, training.pass_s(3))
+    assert [report.kind for report in training.reports] == ["loss"]
+    assert training.spent(SCALE_UP) == pytest.approx(0.5)
+    training.check()
+
+
+def test_a_loader_that_begins_anew_is_a_part_of_the_load() -> None:
+    training = trained(4)
+    training.lose()
+    training.load()
+    loaded = training.run.event.spans(training.now)["load"]
+    training.run.told(4, "data", training.now)
+    training.run.told(4, "step", training.pass_s(2))
+    training.step(4, slices=(0,))
+    report = training.reports[-1]
+    assert report.parts["load"] == pytest.approx(2 + sum(end - begin for begin, end in loaded))
+    training.check()
+
+
 def test_a_loss_that_interrupts_no_training_is_none_of_one() -> None:
     training = Training()
     training.lose()

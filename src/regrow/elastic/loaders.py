@@ -6,10 +6,13 @@ has one position in the data, which is good for any number of slices.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeVar, final
 
+from regrow.elastic import progress
 from regrow.errors import UnsupportedError
 
 _BatchT_co = TypeVar("_BatchT_co", covariant=True)
@@ -68,6 +71,7 @@ class GrainLoader:
         self._grain = grain("GrainLoader")
         self._ids = range(0)
         self._iterator = self._made(records)
+        self._moved = True
 
     @property
     def record_ids(self) -> Sequence[int]:
@@ -79,7 +83,9 @@ class GrainLoader:
 
     def __next__(self) -> Any:
         begin = self.get_state()[POSITION]
-        batch = next(self._iterator)
+        with self._phase():
+            batch = next(self._iterator)
+        self._moved = False
         self._ids = range(begin, self.get_state()[POSITION])
         return batch
 
@@ -91,6 +97,7 @@ class GrainLoader:
         """Goes to a position; also one of another batch size or number of slices."""
         self._iterator.set_state({POSITION: int(state[POSITION])})
         self._ids = range(0)
+        self._moved = True
 
     def resize(self, records: int) -> None:
         """Goes on with another size of global batches, at the same position."""
@@ -98,10 +105,17 @@ class GrainLoader:
         self.close()
         self._iterator = self._made(records)
         self._iterator.set_state(state)
+        self._moved = True
 
     def close(self) -> None:
         """Ends the threads that read ahead."""
         self._iterator.close()
+
+    def _phase(self) -> contextlib.AbstractContextManager[None]:
+        """To begin at another position takes long; the phase of the program is its main thread's."""
+        if self._moved and threading.current_thread() is threading.main_thread():
+            return progress.phase("data")
+        return contextlib.nullcontext()
 
     def _made(self, records: int) -> Any:
         options = {} if self._read_options is None else {"read_options": self._read_options}

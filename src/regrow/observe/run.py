@@ -17,14 +17,15 @@ from regrow.observe.steps import Program, Resumed, Steps
 from regrow.observe.timeline import Activity, ElasticEvent, Kind, Report
 
 _REPORTS: Final = 200
+_DATA: Final = "data"
+_STEP: Final = "step"
 _PHASES: Final[dict[str, Kind]] = {
     "load": "load",
+    _DATA: "data",
     "wait": "decide",
     "scale-up": "decide",
     "snapshot": "snapshot",
 }
-_DATA: Final = "data"
-_STEP: Final = "step"
 _SHARE: Final = 0.1
 
 
@@ -280,8 +281,8 @@ class Run:
         event, self.event = self.event, None
         if event is None or not self._running:
             return  # Nothing has been trained yet that could go on.
-        if ended == "client gone" and not event.noticed:
-            self.ledger.switch_since(goodput.OTHER, event.began, now)
+        if ended == "client gone" and (event.kind == "scale-up" or not event.noticed):
+            self.ledger.switch_since(goodput.OTHER, event.touched, now)
             return  # The client had done what it wanted.
         report = self._report(event, end, ended)
         self._events += 1

@@ -25,7 +25,8 @@ PARTS: Final = {
     "detect": "from the first evidence of the fault until the slice is declared lost",
     "drain": "until what the client waited for at that moment has ended",
     "decide": "until the client begins to rebuild: health checks, waiting for slices, its policy",
-    "load": "the state is put back: copied from host memory, sent by the client, or computed anew",
+    "load": "the state is put back: copied from host memory, sent by the client, or computed anew; "
+    "the client is in its data loader",
     "reshard": "arrays move between devices",
     "compile": "programs are traced and lowered by the client, and compiled",
     "first step": "the first execution of the program that was running before",
@@ -33,7 +34,17 @@ PARTS: Final = {
 """The parts of an elastic event, in their order, and what is measured."""
 
 Kind: TypeAlias = Literal[
-    "wait", "compile", "trace", "transfer", "load", "snapshot", "reshard", "run", "step", "decide"
+    "wait",
+    "compile",
+    "trace",
+    "transfer",
+    "load",
+    "data",
+    "snapshot",
+    "reshard",
+    "run",
+    "step",
+    "decide",
 ]
 EventKind: TypeAlias = Literal["loss", "scale-up"]
 
@@ -42,6 +53,7 @@ _BUILDING: Final = frozenset({"compile", "transfer", "load", "reshard", "run", "
 _PART_OF: Final = {
     "transfer": "load",
     "load": "load",
+    "data": "load",
     "run": "load",
     "reshard": "reshard",
     "compile": "compile",
@@ -224,6 +236,13 @@ class ElasticEvent:
             (one.failed if one.began < self.declared else one.kind != "snapshot")
             for one in self._activities
         )
+
+    @property
+    def touched(self) -> float:
+        """Until when a client that met no loss has worked on it."""
+        if self.kind == "loss":
+            return self.began
+        return max([self.began, *(one.ended for one in self._activities if one.ended is not None)])
 
     @property
     def rebuilt_since(self) -> float | None:
