@@ -56,7 +56,8 @@ def test_how_it_ended(ended, text) -> None:
         ("host 0 (pid 3) has sent no heartbeat for 5 s", "silent"),
         ("host 0 (pid 3) has had no connection for 3 s", "cut off"),
         ("killed on request", "killed on request"),
-        ("host 0 ended with exit status 1", "host 0 ended with exit status 1"),
+        ("host 0 (pid 3) ended with exit status 1", "exit status 1"),
+        ("links of slice 0 were cut", "links of slice 0 were cut"),
     ],
 )
 def test_causes_in_few_words(cause, short) -> None:

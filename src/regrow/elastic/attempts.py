@@ -108,8 +108,12 @@ class Attempts:
                 _logger.warning("the next attempt begins after a pause of %g s", verdict.pause_s)
             return verdict.pause_s
         raise _stock.ElasticRuntimeError(
-            f"Elastic attempt {self._machine.attempt} failed: {refusal}. {verdict.text}"
+            f"Elastic attempt {self._machine.attempt} failed: {refusal}. {_sentence(verdict.text)}"
         ) from error
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _stop_trace() -> None:

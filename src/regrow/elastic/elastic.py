@@ -16,6 +16,7 @@ import jax
 from regrow.elastic.causes import explain
 from regrow.elastic.health import Health, check_slices
 from regrow.elastic.libraries import pathwaysutils
+from regrow.errors import UsageError
 
 _stock: Final = pathwaysutils("elastic.elastic")
 _logger = logging.getLogger(__name__)
@@ -85,12 +86,15 @@ def wait_for_slices(
         The indices of all slices that work.
 
     Raises:
+        UsageError: There will never be so many.
         TimeoutError: There are not enough, and the next check would come after the timeout; says
             which are missing, and why.
         Exception: What a check has raised, if it is not the error of a lost slice.
     """
     slices = _slices(slice_to_devices)
     wanted = len(slices) if slice_count is None else slice_count
+    if wanted > len(slices):
+        raise UsageError(f"slice_count is {wanted}; there are {len(slices)} slices")
     began = time.monotonic()
     while True:
         checked = time.monotonic()
@@ -127,11 +131,13 @@ def _slices(
 
 
 def _missing(health: Health, wanted: int, total: int) -> str:
-    down = "; ".join(f"slice {index}: {_why(why)}" for index, why in sorted(health.down.items()))
+    down = "; ".join(_why(index, why) for index, why in sorted(health.down.items()))
     active = ", ".join(map(str, sorted(health.active))) or "none"
     return f"at least {wanted} of {total} slices (active: {active}; {down or 'none is down'})"
 
 
-def _why(text: str) -> str:
+def _why(index: int, text: str) -> str:
     loss = explain(text)
-    return text.splitlines()[0][:200] if loss is None else str(loss)
+    if loss is not None and loss.slice_index == index:
+        return str(loss)
+    return f"slice {index}: {text.splitlines()[0][:200] if loss is None else loss}"

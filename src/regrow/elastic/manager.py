@@ -73,10 +73,15 @@ class Manager:
             devices: The devices; default: `jax.devices()`.
             timeout: How long to wait for the answers of slices, in seconds; those that have not
                 answered then are not active. None: until all have.
+
+        Raises:
+            UsageError: There are no devices, or the timeout is no time.
         """
-        self.slice_to_devices = elastic.get_slice_to_devices(
-            jax.devices() if devices is None else devices
-        )
+        devices = jax.devices() if devices is None else devices
+        if not devices:
+            raise UsageError("there are no devices to manage")
+        timeout = None if timeout is None else _seconds("timeout", timeout, " or None")
+        self.slice_to_devices = elastic.get_slice_to_devices(devices)
         self._sets = SliceSets(self.slice_to_devices)
         self._sets.activate(
             elastic.get_active_slice_indices(self.slice_to_devices, timeout=timeout)
@@ -281,7 +286,8 @@ class Manager:
 
         Raises:
             UsageError: The minimum is no number of slices, a time is no time, a callback or policy
-                cannot be called, or the decorator was not (`@elastic_retry` without parentheses).
+                cannot be called, the back-off is none, or the decorator was not called
+                (`@elastic_retry` without parentheses).
             ValueError: Both `max_retries` and `retry_policy` are given, or the former is not
                 positive.
 
@@ -299,7 +305,7 @@ class Manager:
             pre_callback=_called("pre_callback", pre_callback),
             on_event=_called("on_elastic_event_callback", on_elastic_event_callback),
             policy=_policy(retry_policy, max_retries),
-            backoff=backoff or Backoff(),
+            backoff=_backoff(backoff),
         )
         return self._decorator(plan)
 
@@ -366,7 +372,17 @@ def _seconds(name: str, value: Any, others: str = "") -> float:
         seconds = math.nan
     if not seconds >= 0:
         raise UsageError(f"{name} is {value!r}; it must be 0 or more seconds{others}")
-    return seconds
+    return min(seconds, threading.TIMEOUT_MAX)
+
+
+def _backoff(value: Any) -> Backoff:
+    if value is None:
+        return Backoff()
+    if not isinstance(value, Backoff):
+        raise UsageError(f"backoff is {value!r}; it must be a Backoff or None")
+    _seconds("Backoff.first_s", value.first_s)
+    _seconds("Backoff.limit_s", value.limit_s)
+    return value
 
 
 def _called(name: str, value: Callable[..., _T] | None) -> Callable[..., _T] | None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from regrow.observe.timeline import LostSteps
 
 _SIGNAL: Final = re.compile(r"was ended by (SIG\w+)")
+_STATUS: Final = re.compile(r"ended with (exit status -?\d+)")
 _SHORT: Final = (
     (re.compile(r"has sent no heartbeat"), "silent"),
     (re.compile(r"has had no connection"), "cut off"),
@@ -42,9 +43,9 @@ def _programs(event: Mapping[str, Any]) -> str:
 
 def short_cause(cause: str) -> str:
     """Why a slice was lost, in few words."""
-    signal = _SIGNAL.search(cause)
-    if signal:
-        return signal[1]
+    end = _SIGNAL.search(cause) or _STATUS.search(cause)
+    if end:
+        return end[1]
     return next((short for pattern, short in _SHORT if pattern.search(cause)), cause)
 
 

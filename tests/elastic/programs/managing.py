@@ -185,7 +185,7 @@ def the_budget_ends_it_with_attempt_and_cause() -> None:
     assert isinstance(error.__cause__, LOST)
     text = str(error)
     assert text.startswith("Elastic attempt 1 failed: the retry policy allows no further attempt")
-    assert "attempt 1 of at most 1 ended: slice 1," in text
+    assert ". Attempt 1 of at most 1 ended: slice 1," in text
     assert "0 attempts are left" in text
 
 
@@ -203,7 +203,7 @@ def too_few_slices_in_time_tells_which_and_why() -> None:
     assert isinstance(error, TimeoutError)
     text = str(error)
     assert text.startswith("elastic attempt 2 (no limit): waited ")
-    assert "for at least 3 of 3 slices (active: 0, 2; slice 1: slice 1, incarnation" in text
+    assert "for at least 3 of 3 slices (active: 0, 2; slice 1, incarnation" in text
     assert "the timeout is 5 s; the one before ended: slice 1, incarnation" in text
 
 
@@ -283,6 +283,10 @@ def a_check_that_fails_by_itself_is_told() -> None:
 
 @case
 def what_cannot_be_asked_for() -> None:
+    assert str(raised(lambda: manager.Manager([]))) == "there are no devices to manage"
+    assert "timeout is 'a'; it must" in str(raised(lambda: manager.Manager(timeout="a")))  # type: ignore[arg-type]
+    error = raised(lambda: elastic.wait_for_slices(SLICES + 1))
+    assert str(error) == "slice_count is 4; there are 3 slices"
     made = manager.Manager()
     for count in (0, SLICES + 1):
         error = raised(lambda count=count: made.elastic_retry(minimum_slice_count=count))
@@ -291,11 +295,14 @@ def what_cannot_be_asked_for() -> None:
     assert "timeout is -1; it must be 0 or" in str(raised(lambda: made.elastic_retry(timeout=-1)))
     error = raised(lambda: made.elastic_retry(poll_interval=-1))
     assert "poll_interval is -1; it must be 0 or more seconds" in str(error)
+    assert made.elastic_retry(poll_interval=float("inf"))(lambda: 3)() == 3
     for argument, value, text in (
         ("minimum_slice_count", "two", "minimum_slice_count is 'two'; there are 3 slices"),
         ("poll_interval", "often", "poll_interval is 'often'; it must be 0 or more seconds"),
         ("retry_policy", 3, "retry_policy is 3; it must be a function or None"),
         ("pre_callback", 3, "pre_callback is 3; it must be a function or None"),
+        ("backoff", 3, "backoff is 3; it must be a Backoff or None"),
+        ("backoff", manager.Backoff(-1), "Backoff.first_s is -1; it must be 0 or more seconds"),
     ):
         error = raised(lambda name=argument, value=value: made.elastic_retry(**{name: value}))
         assert text in str(error)
