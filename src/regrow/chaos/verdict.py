@@ -119,7 +119,7 @@ def beside_undisturbed(run: Committed, undisturbed: Committed) -> Comparison:
     """Compares losses within the tolerance."""
     close = closeness(run, undisturbed, tolerance_of(run, undisturbed))
     if not close.comparable:
-        text = "not compared: its steps used other batches (they follow the number of slices)"
+        text = "not compared: its steps used other records, as where batches follow the number of slices"
         return Comparison(NOTHING, text)
     if close.exceeded is not None:
         return Comparison(DIVERGED, close.text, close.exceeded)

@@ -56,7 +56,8 @@ def _faults(proof: Proof) -> str:
 
 def _steps(run: Committed) -> str:
     back = ", ".join(f"from {one.at} to {one.to}" for one in run.rollbacks)
-    redone = f"; {run.taken_twice} were taken twice (back {back})" if back else ""
+    were = "was" if run.taken_twice == 1 else "were"
+    redone = f"; {run.taken_twice} {were} taken twice (back {back})" if back else ""
     return f"{len(run.steps)} count, {run.steps[0].step} to {run.steps[-1].step}{redone}"
 
 
