@@ -86,6 +86,7 @@ def test_a_script_that_fails(prove):
         (("--chaos", "kill:7@5s", TRAINING), "there is no slice 7"),
         ((TRAINING,), "Missing option '--chaos'"),
         (("--chaos", KILL), "nothing to run"),
+        (("--chaos", KILL, "--losses", "step", TRAINING), "has no group (?P<step>...)"),
         (("--chaos", KILL, "/no/script.py"), "there is no script '/no/script.py'"),
     ],
 )
@@ -97,7 +98,17 @@ def test_wrong_usage_is_one_line(regrow, one_line, arguments, text):
 def test_a_script_that_records_nothing(prove):
     done = prove(KILL, "--record", "nothing", status=2)
     last = done.stderr.splitlines()[-1]
-    assert "recorded no step, so there is nothing to compare: call regrow.elastic.record" in last
+    assert "recorded no step, and printed none with its loss, so there is nothing" in last
+    assert "regrow.elastic.record(step, loss, state, ids)" in last
+
+
+@pytest.mark.slow
+def test_a_script_that_only_prints(prove):
+    done = prove(KILL, "--record", "print", *LONG)
+    assert "\nstep 29 loss " in done.stdout, "what it prints is passed on"
+    told = {line[2:25].strip(): line[26:] for line in done.stdout.splitlines()}
+    assert told["slices"] == "unknown from step 0"
+    assert told["all slices, no faults"].startswith("equal within tolerance: ")
 
 
 @pytest.mark.slow

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 from regrow.chaos.committed import Committed
+from regrow.chaos.printed import resolution
 from regrow.chaos.tolerance import Tolerance
 from regrow.elastic.journal import RecordId, StepRecord
+
+# Decimal fractions are not exact in binary ones.
+_A_HAIR_MORE: Final = 1.0 + 1e-9
 
 Part: TypeAlias = Literal["steps", "slices", "records", "loss", "state"]
 
@@ -151,4 +155,6 @@ def _difference(one: StepRecord, other: StepRecord, size: float) -> float:
         return 0.0
     if not (math.isfinite(one.loss.value) and math.isfinite(other.loss.value)):
         return math.inf
-    return abs(one.loss.value - other.loss.value) / size if size else 0.0
+    rounding = _A_HAIR_MORE * (resolution(one.loss) + resolution(other.loss)) / 2
+    apart = abs(one.loss.value - other.loss.value)
+    return max(0.0, apart - rounding) / size if size else 0.0

@@ -55,10 +55,10 @@ class Tolerance:
         return error * math.sqrt(fall) + error * error * fall
 
 
-def tolerance_of(*runs: Committed) -> Tolerance:
-    """The tolerance for runs, from what was recorded of them."""
+def tolerance_of(*runs: Committed, slices: int = 1) -> Tolerance:
+    """The tolerance for runs, from what was recorded of them; `slices` where no step tells its own."""
     steps = [one for run in runs for one in run.steps]
-    replicas = max((len(one.slices) for one in steps if one.slices is not None), default=1)
+    replicas = max((len(one.slices) for one in steps if one.slices is not None), default=slices)
     dtypes = {one.loss.dtype for one in steps}
     for run in runs:
         if run.steps:

@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeAlias, final
 from regrow.chaos.committed import Committed
 from regrow.chaos.comparison import closeness, first_difference
 from regrow.chaos.ledger import Ledger, audit
+from regrow.chaos.printed import PRINTED
 from regrow.chaos.tolerance import tolerance_of
 
 Outcome: TypeAlias = Literal["bit-equal", "equal within tolerance", "diverged", "nothing proved"]
@@ -59,6 +60,8 @@ def judge(
     run: Committed,
     reference: Committed | None,
     undisturbed: Committed | None,
+    *,
+    slices: int = 1,
 ) -> Verdict:
     """Judges a run with faults by the ones without, of which there must be one.
 
@@ -66,9 +69,10 @@ def judge(
         run: It.
         reference: The run on the same slices; None: it is not known which they were.
         undisturbed: The run on all slices; None: it was not made, or is the reference.
+        slices: How many there were at most, for steps that do not tell theirs.
     """
     same = None if reference is None else beside_reference(run, reference)
-    whole = None if undisturbed is None else beside_undisturbed(run, undisturbed)
+    whole = None if undisturbed is None else beside_undisturbed(run, undisturbed, slices)
     other = undisturbed or reference
     ledger = None if other is None else audit(run, other)
     outcome, text = _whole(same, whole, ledger)
@@ -115,15 +119,17 @@ def _all_equal(run: Committed) -> str:
     return ", ".join(parts)
 
 
-def beside_undisturbed(run: Committed, undisturbed: Committed) -> Comparison:
+def beside_undisturbed(run: Committed, undisturbed: Committed, slices: int = 1) -> Comparison:
     """Compares losses within the tolerance."""
-    close = closeness(run, undisturbed, tolerance_of(run, undisturbed))
+    close = closeness(run, undisturbed, tolerance_of(run, undisturbed, slices=slices))
     if not close.comparable:
         text = "not compared: its steps used other records, as where batches follow the number of slices"
         return Comparison(NOTHING, text)
     if close.exceeded is not None:
         return Comparison(DIVERGED, close.text, close.exceeded)
     if close.at is None:
+        if any(one.loss.dtype == PRINTED for one in run.steps):
+            return Comparison(WITHIN, f"{len(run.steps)} losses, to the digits that are printed")
         return Comparison(BIT_EQUAL, f"{len(run.steps)} losses")
     text = f"the loss differs by {close.largest:.1e} at most (step {close.at}; {close.allowed:.1e} allowed)"
     return Comparison(WITHIN, text, close.at)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,10 +14,12 @@ from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Final, Literal, TypeAlias, final
 
 from regrow.chaos.committed import Committed
+from regrow.chaos.printed import steps_in
 from regrow.chaos.schedule import FaultEvent
 from regrow.cli.arguments import Task
 from regrow.cli.report import say
 from regrow.cli.runner import Runner
+from regrow.cli.tee import Tee
 from regrow.client.settings import head_deadline_from
 from regrow.config import ClusterOptions
 from regrow.elastic.journal import HASH_EVERY_VARIABLE, JOURNAL_VARIABLE, read_journal
@@ -76,6 +80,7 @@ class ProofRuns:
         start_timeout_s: float,
         limit_s: float | None,
         quiet: bool,
+        losses: re.Pattern[str],
         hash_every: int = 1,
     ) -> None:
         """Readies it.
@@ -89,6 +94,7 @@ class ProofRuns:
             limit_s: How long a run may take, in seconds; None: those without faults some times as
                 long as the one with.
             quiet: Whether standard output is left free of what the script prints.
+            losses: How a script that records nothing prints a step and its loss.
             hash_every: The state is hashed at steps that are multiples of this.
         """
         self._task = task
@@ -98,6 +104,7 @@ class ProofRuns:
         self._start_timeout_s = start_timeout_s
         self._limit_s = limit_s
         self._quiet = quiet
+        self._losses = losses
         self._hash_every = hash_every
 
     def run(
@@ -120,7 +127,7 @@ class ProofRuns:
         journal = self._directory / f"{name}.jsonl"
         journal.unlink(missing_ok=True)
         began_at, limit_s = time.monotonic(), self._limit_s
-        runner, status = self._run(name, faults, self._variables(journal, plan))
+        runner, status, printed = self._run(name, faults, self._variables(journal, plan))
         if runner.out_of_time:
             raise ScriptFailed(self._failure(name, f"took longer than {limit_s:g} s"))
         if status in _INTERRUPTED:
@@ -129,11 +136,12 @@ class ProofRuns:
             raise ScriptFailed(self._failure(name, f"exit status {status}"))
         if limit_s is None:
             self._limit_s = round(_LONGEST * (time.monotonic() - began_at) + _LEAST_LIMIT_S)
-        committed = Committed.of(read_journal(journal))
+        committed = Committed.of(read_journal(journal) or steps_in(printed, self._losses))
         if not committed.steps:
             raise UsageError(
-                f"{self._task} recorded no step, so there is nothing to compare: call "
-                "regrow.elastic.record(step, loss, state, ids) after each step"
+                f"{self._task} recorded no step, and printed none with its loss, so there is nothing "
+                "to compare: call regrow.elastic.record(step, loss, state, ids) after each step, or "
+                "say by --losses how they are printed"
             )
         at = runner.disturbed_at
         disturbed = at is not None and at < committed.steps[-1].at
@@ -146,7 +154,7 @@ class ProofRuns:
 
     def _run(
         self, name: RunName, faults: Sequence[FaultEvent], variables: dict[str, str]
-    ) -> tuple[Runner, int]:
+    ) -> tuple[Runner, int, list[tuple[float, str]]]:
         home = Home()
         arguments = tuple(word.replace(PLACE, name) for word in self._task.arguments)
         argv = replace(self._task, arguments=arguments).argv()
@@ -156,24 +164,33 @@ class ProofRuns:
                 self._options, home=home, name=self._name, stem="prove", purpose=purpose
             ) as supervisor,
             self._output_path(name).open("wb") as output,
+            contextlib.ExitStack() as tees,
         ):
             supervisor.wait_healthy(self._start_timeout_s, tell=say)
             environ = os.environ | client_environ(supervisor.state, home) | variables
             environ[RUN_MARK] = supervisor.state.run_id
-            outputs = self._outputs(name, output.fileno())
+            environ.setdefault("PYTHONUNBUFFERED", "1")  # It writes to a pipe.
+            own = self._own_outputs() if name == "faulted" else ()
+            both = tuple(tees.enter_context(Tee(to)) for to in own)
             runner = Runner(
                 supervisor,
                 faults,
-                output=outputs,
+                output=(both[0].fd, both[1].fd) if both else (output.fileno(), output.fileno()),
+                tees=both,
                 limit_s=self._limit_s,
                 head_deadline_s=head_deadline_from(os.environ),
             )
-            return runner, runner.run(argv, environ)
+            status = runner.run(argv, environ)
+            tees.close()
+        return runner, status, [line for tee in both for line in tee.lines] or self._lines(name)
 
-    def _outputs(self, name: RunName, file: int) -> tuple[int | None, int | None]:
-        if name != "faulted":
-            return file, file
-        return (sys.stderr.fileno(), None) if self._quiet else (None, None)
+    def _own_outputs(self) -> tuple[int, int]:
+        error = sys.stderr.fileno()
+        return error if self._quiet else sys.stdout.fileno(), error
+
+    def _lines(self, name: RunName) -> list[tuple[float, str]]:
+        text = self._output_path(name).read_text(errors="replace")
+        return [(0.0, line) for line in text.splitlines()]
 
     def _output_path(self, name: RunName) -> Path:
         return self._directory / f"{name}.log"

@@ -14,6 +14,7 @@ import click
 
 from regrow.chaos.ability import check_possible
 from regrow.chaos.committed import Committed, schedule_of
+from regrow.chaos.printed import DEFAULT, pattern_of
 from regrow.chaos.schedule import FaultEvent, parse_schedule
 from regrow.chaos.verdict import (
     BIT_EQUAL,
@@ -62,6 +63,13 @@ SCRIPT_STATUS: Final = 6
     help="Hash the state at steps that are multiples of this; losses and records are compared at each.",
 )
 @click.option(
+    "--losses",
+    metavar="REGEX",
+    default=DEFAULT,
+    help="How a script that records nothing prints a step and its loss, with groups named step and "
+    "loss.  [default: as 'step 12 loss 0.5']",
+)
+@click.option(
     "--limit",
     "limit_s",
     type=seconds,
@@ -76,6 +84,7 @@ def command(
     skip: bool,
     keep: Path | None,
     hash_every: int,
+    losses: str,
     limit_s: float | None,
     **values: Any,
 ) -> int:
@@ -94,6 +103,7 @@ def command(
     faults = parse_schedule(chaos, options.slices)
     check_possible(faults, ray=options.ray is not None)
     task.argv()
+    pattern = pattern_of(losses)
     if limit_s is not None and not limit_s > 0:
         raise UsageError(f"--limit is {limit_s:g} s; it must be more than 0")
     unwind_on_signals()
@@ -106,6 +116,7 @@ def command(
             start_timeout_s=values["start_timeout_s"],
             limit_s=limit_s,
             quiet=as_json,
+            losses=pattern,
             hash_every=hash_every,
         )
         try:
@@ -137,7 +148,7 @@ def prove(
     else:
         reference = _reference(runs, run, plan)
         undisturbed = None if skip_undisturbed else runs.run("undisturbed").committed
-    verdict = judge(run.committed, reference, undisturbed)
+    verdict = judge(run.committed, reference, undisturbed, slices=options.slices)
     return Proof(tuple(faults), run, verdict)
 
 

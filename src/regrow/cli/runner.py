@@ -17,6 +17,7 @@ from regrow.cli.accounts import Accounts
 from regrow.cli.pulse import Pulse
 from regrow.cli.report import EventReporter, say
 from regrow.cli.signals import Received, SignalQueue
+from regrow.cli.tee import Tee
 from regrow.client.settings import DEFAULT_HEAD_DEADLINE_S
 from regrow.control import ControlConnection, Event, request
 from regrow.errors import ClusterError, ControlError, NoClusterError, RegrowError
@@ -65,6 +66,7 @@ class Runner:
         *,
         verbose: bool = False,
         output: tuple[int | None, int | None] = (None, None),
+        tees: Sequence[Tee] = (),
         limit_s: float | None = None,
         head_deadline_s: float | None = DEFAULT_HEAD_DEADLINE_S,
         accounts: Accounts | None = None,
@@ -77,6 +79,7 @@ class Runner:
             faults: What is to happen.
             verbose: Whether more is said.
             output: Descriptors for the script's standard output and error; None: ours.
+            tees: Of which it writes to, to be copied while it runs.
             limit_s: How long the script may take, in seconds; then it is ended.
             head_deadline_s: How long the head may be silent, in seconds; then it is ended.
             accounts: What is made of the timeline; None: nothing.
@@ -88,6 +91,7 @@ class Runner:
         self.out_of_time = False
         self._end_at = None if limit_s is None else time.monotonic() + limit_s
         self._output = output
+        self._tees = tees
         self._head_deadline_s = head_deadline_s
         self._supervisor = supervisor
         self._faults = faults
@@ -176,6 +180,8 @@ class Runner:
             (self._signals, self._on_signals),
         ):
             self._selector.register(source, selectors.EVENT_READ, callback)
+        for tee in self._tees:
+            self._selector.register(tee, selectors.EVENT_READ, tee.copy)
         if self._leases is not None:
             self._selector.register(self._leases.tenant, selectors.EVENT_READ, lambda: None)
 

@@ -54,7 +54,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--interval", type=int, default=3)
     parser.add_argument("--pace", type=float, default=0.02, help="least seconds of a step")
     parser.add_argument("--bug", choices=BUGS, default="none")
-    parser.add_argument("--record", choices=("all", "loss", "nothing"), default="all")
+    parser.add_argument("--record", choices=("all", "loss", "nothing", "print"), default="all")
     return parser.parse_args()
 
 
@@ -118,6 +118,8 @@ def main() -> None:
                 elastic.record(step, loss, state, ids)
             elif asked.record == "loss":
                 elastic.record(step, float(loss))
+            elif asked.record == "print":
+                print(f"step {step} loss {float(loss):.6f}")
             if step % asked.interval == 0:
                 snapshotter.save(step, {"state": state, "step": step, "next": loader.next})
             time.sleep(max(0.0, began + asked.pace - time.monotonic()))
