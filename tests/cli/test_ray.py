@@ -162,6 +162,7 @@ JOB = ["ray", "job", "--project", "p", "--zone", "z", "--endpoint", "http://127.
         (["--tpu", ""], "'' cannot name a TPU on a Ray cluster"),
         (["--name", ""], "'' cannot name a job"),
         (["--accelerator-type", "v4-7"], "there is no accelerator 'v4-7'"),
+        (["--startup-script", "BYTES"], "BYTES is no text"),
         (["--deadline", "0"], "the deadline more than 0 s"),
         (["--checkpoint-dir", ""], "the directory for checkpoints has an empty name"),
         (["--checkpoint-dir", "gs://b/x"], "gs://b/x cannot be guarded"),
@@ -175,6 +176,7 @@ def test_jobs_that_cannot_be_are_refused_before_anything_is_asked(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").touch()
+    (tmp_path / "BYTES").write_bytes(b"\xff")
     status, _, errors = told(capsys, *JOB, *words, "--", "true")
     assert status == 2
     assert text in errors

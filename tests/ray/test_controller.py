@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,10 @@ class World:
         self.lines: list[tuple[int, str]] = []
         self.controller = self.make("t")
 
-    def make(self, name: str, place: Place = PLACE, **options: object) -> RayTpuController:
-        spec = TpuSpec(name=name, node=V4_16)
+    def make(
+        self, name: str, place: Place = PLACE, node: NodeRequest = V4_16, **options: object
+    ) -> RayTpuController:
+        spec = TpuSpec(name=name, node=node)
         defaults: dict[str, object] = {"say": self.told.append, "log_dir": self.logs}
         return RayTpuController(
             self.client,
@@ -142,6 +145,14 @@ time.sleep(1000)
     assert "failed, rank 1: ValueError: no such layer" in str(error.value)
     assert "\n" not in str(error.value)
     assert not [job for job in world.cluster.jobs() if job.runs]
+
+
+def test_a_tpu_of_another_shape_is_neither_used_nor_made_anew(world: World) -> None:
+    larger = world.make("t", node=replace(V4_16, topology="2x2x4"))
+    with pytest.raises(RayError, match=r"TPU t is there already, .*\(2 hosts, not 4\)"):
+        larger.ensure_ready(timeout_s=LONG)
+    assert not larger.delete()
+    assert len(world.controller.joined()) == 2
 
 
 def test_a_zone_that_there_is_not_is_no_tpu_that_somebody_deletes(world: World) -> None:

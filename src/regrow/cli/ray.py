@@ -19,7 +19,7 @@ from regrow.cli.ray_options import address_option, parse_resources
 from regrow.cli.report import count, say
 from regrow.cli.tpu_options import at_place, duration, ended_by_sigterm
 from regrow.cloud.bodies import NodeRequest, parse_pairs
-from regrow.errors import RayJobError
+from regrow.errors import RayJobError, UsageError
 
 if TYPE_CHECKING:
     from regrow.cloud.client import CloudClient
@@ -259,6 +259,7 @@ def job(
         env=parse_pairs("--env", values["env"]),
         directory=values["directory"],
     )
+    script = _text_of(startup_script) if startup_script else ""
     rank_job.prepare()
     require_writable(log_dir, "logs")
     controller = RayTpuController(
@@ -266,7 +267,7 @@ def job(
         place,
         spec,
         RayCluster(head_address(address)),
-        startup_script=startup_script.read_text(encoding="utf-8") if startup_script else "",
+        startup_script=script,
         policy=JoinPolicy(join_s=join_s, recreations=recreations),
         log_dir=log_dir,
         say=say,
@@ -284,6 +285,13 @@ def job(
         if delete_after:
             controller.delete()
     return 0
+
+
+def _text_of(script: Path) -> str:
+    try:
+        return script.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"--startup-script {script} is no text") from None
 
 
 def _policy(values: dict[str, Any]) -> Any:

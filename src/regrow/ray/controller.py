@@ -103,7 +103,7 @@ class RayTpuController:
         self._hosts.rejoin()
 
     def delete(self, *, timeout_s: float = 600.0) -> bool:
-        """Deletes the TPU; False if there was none."""
+        """Deletes the TPU; False if there was none, or it was refused: then it is somebody else's."""
         return self._hosts.delete(timeout_s=timeout_s)
 
     def ensure_ready(

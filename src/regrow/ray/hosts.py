@@ -6,8 +6,8 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Mapping
-from typing import Final, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, final
 
 from regrow.errors import CloudApiError, Code, RayError
 from regrow.ray.cluster import RayCluster, RayNode
@@ -64,6 +64,7 @@ class RayHosts:
         self._say = say
         self._lost: set[str] = set()
         self._complete = ""
+        self._refused = False
 
     # --- what is there ---
 
@@ -101,17 +102,16 @@ class RayHosts:
         """What is to be seen of the hosts, and those that have joined.
 
         Raises:
-            RayError: If the TPU was made by somebody else.
+            RayError: If the TPU was made by somebody else, or has another number of hosts.
         """
         view = self.tpu.view()
         if view.condition != "ready":
             return Sight(view.condition, view.state, 0, self.number), {}
         generation = _generation(view.nodes)
         if not generation:
-            raise RayError(
-                f"TPU {self.spec.name} was not made by regrow, so its hosts cannot be told apart: "
-                "delete it, or choose another name"
-            )
+            raise self._refusal("was not made by regrow, so its hosts cannot be told apart")
+        if generation != self._complete:
+            self._check_shape(view.nodes)
         nodes = self._joined(generation)
         if len(nodes) == self.number:
             self._complete = generation
@@ -119,6 +119,17 @@ class RayHosts:
         error, lapsed = how_scripts_went(self._script_results(nodes))
         lost = generation == self._complete
         return Sight("ready", view.state, len(nodes), self.number, error, lapsed, lost), nodes
+
+    def _check_shape(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """A TPU of that name that has other hosts is somebody's: it is not made anew for us."""
+        there = sum(len(node.get("networkEndpoints", ())) for node in nodes)
+        if there != self.number:
+            shape = f"{there} hosts, not {self.number}"
+            raise self._refusal(f"is there already, and has another shape ({shape})")
+
+    def _refusal(self, why: str) -> RayError:
+        self._refused = True
+        return RayError(f"TPU {self.spec.name} {why}: delete it, or choose another name")
 
     def _script_results(self, present: Mapping[int, RayNode]) -> dict[int, tuple[str, str]]:
         """The exit status, or "running", and the last words of startup scripts of missing hosts."""
@@ -185,8 +196,8 @@ class RayHosts:
             )
 
     def delete(self, *, timeout_s: float = 600.0) -> bool:
-        """Deletes the TPU; False if there was none."""
-        return self.tpu.delete(timeout_s=timeout_s)
+        """Deletes the TPU; False if there was none, or it was refused: then it is somebody else's."""
+        return not self._refused and self.tpu.delete(timeout_s=timeout_s)
 
     def rejoin_if_ready(self) -> None:
         """Has hosts join again, unless the TPU is no longer READY."""
