@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
-from rays import raylet_at, until
+from rays import LONG, raylet_at, until
 
+from regrow.processes import name_of
 from regrow.ray import RayCluster
 from regrow.ray.head import RayHead
 
@@ -36,3 +41,25 @@ def test_a_raylet_that_dies_at_its_start_is_started_again(head: RayHead) -> None
     node.join()
     assert raylet() not in (0, first)
     assert ADDRESS in [one.address for one in RayCluster(head.address).nodes()]
+
+
+def started_in(home: Path) -> list[int]:
+    """Processes with a home."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"REGROW_HOME={home}\0".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_head_whose_start_is_ended_leaves_nothing(tmp_path: Path, signum: int) -> None:
+    words = ["ray", "head", "up", "--port", "0", "--dashboard-port", "0"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "regrow", *words], env=os.environ | {"REGROW_HOME": str(tmp_path)}
+    )
+    until(lambda: "gcs_server" in [name_of(pid) for pid in started_in(tmp_path)])
+    command.send_signal(signum)
+    assert command.wait(LONG) == 128 + signum
+    assert not started_in(tmp_path)

@@ -114,7 +114,9 @@ def up(nodes: int, resources: str, node_cpus: int, **values: Any) -> None:
 
     wanted = _node_resources(resources)
     entry = HeadEntry()
-    started = entry.up(**values)
+    # What is under way would stay without anybody who knows of it.
+    with ended_by_sigterm():
+        started = entry.up(**values)
     say(f"a Ray head is up at {started.address}, its dashboard at {started.dashboard}")
     for _ in range(nodes):
         _add_node(entry, wanted, node_cpus)
