@@ -43,8 +43,8 @@ def free_ports(number: int) -> list[int]:
 
 
 @pytest.fixture
-def joined(regrow):
-    """A head whose two slices are hosts that have joined it."""
+def joined(regrow, request, tmp_path):
+    """A head whose two slices are hosts that have joined it; a parameter is where state goes."""
     regrow.environ["REGROW_TOKEN"] = TOKEN
     clients, hosts = free_ports(2)
     address = f"localhost:{hosts}"
@@ -52,6 +52,12 @@ def joined(regrow):
         *("head", "--name", "far", "--slices", "2", "--devices-per-slice", "2"),
         *(f"--server_port={clients}", f"--worker_port={hosts}"),
         f"--resource_manager_address={address}",
+        *(
+            f"--gcs_scratch_location={place}"
+            for place in [getattr(request, "param", None)]
+            if place
+        ),
+        cwd=tmp_path,
     )
     workers = [start_host(regrow, address, index) for index in range(2)]
     try:
@@ -63,12 +69,14 @@ def joined(regrow):
             process.send_signal(signal.SIGTERM)
         for process in (*workers, head):
             process.communicate(timeout=30)
-    assert {process.returncode for process in workers} == {0}
+    assert {process.returncode for process in workers} == {128 + signal.SIGTERM}
 
 
 def start_host(regrow, address: str, index: int, host: int = 0) -> subprocess.Popen:
     where = (f"--slice={index}", f"--host={host}")
-    return regrow.start("worker", *where, f"--resource_manager_address={address}")
+    machine = regrow.home.parent / "machine"
+    machine.mkdir(exist_ok=True)
+    return regrow.start("worker", *where, f"--resource_manager_address={address}", cwd=machine)
 
 
 def start_client(target: str, program: str = PROGRAM) -> subprocess.Popen:
@@ -129,6 +137,40 @@ def test_slices_come_back_with_hosts_that_join_meanwhile(regrow, joined):
             told = json.loads(regrow("status", "--json").stdout)["slices"]
             assert [len(one["hosts"]) for one in told] == [hosts, hosts]
             assert run_client(target) == "4 64.0"
+        output, errors = client.communicate("go on\n", timeout=90)
+    assert output == "as before\n", errors
+
+
+@pytest.mark.slow
+def test_a_notice_to_a_host_that_has_joined_loses_nothing(regrow, joined):
+    """As Kubernetes gives it: to the first process of a container, and to no other."""
+    target, address, workers = joined
+    with start_client(target, PROGRAM + AND_AGAIN) as client:
+        assert client.stdout.readline() == "4 64.0\n"
+        former = workers.pop()
+        former.send_signal(signal.SIGTERM)
+        _, told = former.communicate(timeout=60)
+        assert former.returncode == 128 + signal.SIGTERM, told
+        assert "slice1-host0 was given notice: it ends when its worker has left" in told
+        workers.append(start_host(regrow, address, 1))
+        output, errors = client.communicate("go on\n", timeout=90)
+    assert output == "as before\n", errors
+    (one,) = (
+        one for one in json.loads(regrow("status", "--json").stdout)["slices"] if one["index"]
+    )
+    assert any("suspended: a notice: SIGTERM" in line["text"] for line in one["story"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("joined", ["local://of-each-its-own"], indirect=True)
+def test_a_place_that_machines_do_not_have_in_common_is_refused(regrow, joined, one_line):
+    """Told by paths that begin where each process was started: the head's in another folder."""
+    target, _, _ = joined
+    with start_client(target, PROGRAM + AND_AGAIN) as client:
+        assert client.stdout.readline() == "4 64.0\n"
+        text = one_line(regrow("suspend", "--slice", "1"), 3)
+        assert text.startswith("slice 1 not suspended, everything is as it was: what host 1 has ")
+        assert "name a place that all machines reach, by --gcs_scratch_location" in text
         output, errors = client.communicate("go on\n", timeout=90)
     assert output == "as before\n", errors
 

@@ -165,7 +165,11 @@ def test_an_elastic_job_keeps_its_head_when_a_slice_is_preempted() -> None:
     assert spec["backoffLimit"] > 0
     stiff = replicated(jobset(slices=2), "worker")["template"]["spec"]
     assert stiff["backoffLimit"] == 0
-    assert "podFailurePolicy" not in stiff
+    # Its state may have been saved, and comes back with the pod.
+    assert stiff["podFailurePolicy"] == spec["podFailurePolicy"]
+    assert (
+        "podFailurePolicy" not in replicated(jobset(slices=2), "pathways-head")["template"]["spec"]
+    )
 
 
 def test_priority_grace_and_restarts() -> None:
@@ -173,6 +177,7 @@ def test_priority_grace_and_restarts() -> None:
     for name in ("pathways-head", "worker"):
         assert pod(document, name)["priorityClassName"] == "high-prior-job"
         assert pod(document, name)["terminationGracePeriodSeconds"] == 300
+    assert "--grace=300" in pod(document, "pathways-head")["initContainers"][0]["args"]
     assert document["spec"]["failurePolicy"] == {"maxRestarts": 4}
 
 

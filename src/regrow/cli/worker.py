@@ -86,7 +86,7 @@ def command(
     """Be a host of a slice, for a head on another machine.
 
     It joins the head, starts a worker when that asks for one, and joins the next head when that is
-    gone. It ends on SIGTERM or Ctrl-C.
+    gone. It ends on Ctrl-C, and on SIGTERM when its worker has left, whose state the head may save first.
     """
     from regrow.launchers.joined import worker_secret
     from regrow.launchers.joiner import Joiner, JoinOptions
@@ -105,14 +105,13 @@ def command(
             )
         directory = log_dir
 
-        async def run() -> None:
-            await Joiner(options, directory, say).run()
+        async def run() -> int:
+            return await Joiner(options, directory, say).run()
 
         try:
-            asyncio.run(run())
+            return asyncio.run(run())
         except ChannelError as error:
             raise ClusterError(f"{resource_manager_address}: {error}") from None
-    return 0
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, final
 from regrow import __version__
 from regrow.channel import commands as c
 from regrow.config import HeadConfig
-from regrow.errors import Code, ControlError, StatusError, WaitTimeout
+from regrow.errors import Code, ControlError, StatusError, StorageError, WaitTimeout
 from regrow.head.asking import ask_all, until
 from regrow.head.inventory import Inventory, Sessions, part_entry, stateful
 from regrow.head.links import Link
@@ -26,6 +26,7 @@ from regrow.suspend import Manifest, PartEntry, Snapshots
 from regrow.suspend.judge import Facts, objection
 from regrow.suspend.points import reach
 from regrow.suspend.shards import CHUNK_BYTES
+from regrow.suspend.snapshots import CHUNKS
 from regrow.wire.schema import jaxlib_version
 
 DRAIN_S: Final = 60.0
@@ -92,7 +93,7 @@ class Saving:
         Raises:
             ControlError: It cannot be done, or not in time.
             StatusError: A slice was lost, or could not write.
-            StorageError: The place cannot be used.
+            StorageError: The place cannot be used, or not by all.
             WaitTimeout: Something took too long.
         """
         began = time.monotonic()
@@ -108,6 +109,7 @@ class Saving:
         answers = await self._ask_to_save(wanted, store, inventory, left_s)
         reach("head-saves-in")
         stored = {index: await self._parts(answers, index) for index in wanted}
+        await asyncio.to_thread(_check_common, store, stored)
         number = max([above, *numbers]) + 1
         manifest = self._manifest(number, why, others | stored, inventory)
         reach("head-manifest-made")
@@ -270,6 +272,22 @@ class Saving:
             arrays=inventory.entries(),
             parts=tuple(merged.values()),
         )
+
+
+def _check_common(store: Snapshots, stored: Stored) -> None:
+    """Looks here for one chunk of each host, which may have written to its own machine's disk.
+
+    Raises:
+        StorageError: It is not there, and would be gone with the host.
+    """
+    for host, parts in (item for hosts in stored.values() for item in hosts.items()):
+        names = (name for part in parts.values() for one in part.shards for name in one.chunks)
+        name = next(names, None)
+        if name is not None and store.storage.size(f"{CHUNKS}/{name}") is None:
+            raise StorageError(
+                f"what host {host} has written to {store.url} is not there for the head: name a place "
+                "that all machines reach, by --gcs_scratch_location"
+            )
 
 
 def _merged(one: PartEntry, other: PartEntry) -> PartEntry:

@@ -23,7 +23,7 @@ from regrow.channel.handshake import (
 from regrow.channel.stream import tune
 from regrow.control import MAX_LINE_BYTES
 from regrow.control_aio import LineServer, Peer
-from regrow.errors import HandshakeError, UsageError, WaitTimeout
+from regrow.errors import ControlError, HandshakeError, UsageError, WaitTimeout
 from regrow.launchers.leased import unpack_spec
 from regrow.launchers.local import LocalLauncher, LocalProcess
 
@@ -79,18 +79,25 @@ class Joiner:
         self._running: dict[int, LocalProcess] = {}
         self._started = 0
         self._own_address = ""
+        self._leaving = False
+        self._status = 0
         self._ended = asyncio.Event()
 
-    async def run(self) -> None:
-        """Serves one head after the other, until it is told to end.
+    async def run(self) -> int:
+        """Serves one head after the other, until it is told to end; returns the exit status.
+
+        SIGTERM is a notice, as Kubernetes sends it to the first process of a container: the worker gets
+        it, too, and may leave with its state saved. A second one ends it at once, as other signals do.
+        The status is that of the signal: of a pod that ends with 0 Kubernetes makes no other.
 
         Raises:
             WaitTimeout: If no head can be reached.
             HandshakeError: If the head does not want it.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._ended.set)
+        loop.add_signal_handler(signal.SIGTERM, self._notice)
+        loop.add_signal_handler(signal.SIGINT, self._end, 0)
+        loop.add_signal_handler(signal.SIGHUP, self._end, 128 + signal.SIGHUP)
         serving = loop.create_task(self._serve())
         ending = loop.create_task(self._ended.wait())
         try:
@@ -102,6 +109,22 @@ class Joiner:
             ending.cancel()
             await asyncio.gather(serving, ending, return_exceptions=True)
             await self._launcher.close()
+        return self._status
+
+    def _end(self, status: int) -> None:
+        self._status = status
+        self._ended.set()
+
+    def _notice(self) -> None:
+        """It is going to be ended: when its worker has left, or now if there is none."""
+        self._status = 128 + signal.SIGTERM
+        if self._leaving or not self._running:
+            self._ended.set()
+            return
+        self._leaving = True
+        self._tell(f"{self._options.label} was given notice: it ends when its worker has left")
+        for process in self._running.values():
+            process.obey(signal.SIGTERM)
 
     async def _serve(self) -> None:
         while True:
@@ -162,6 +185,8 @@ class Joiner:
 
     async def _start(self, peer: Peer, params: dict[str, Any]) -> dict[str, int]:
         options = self._options
+        if self._leaving:
+            raise ControlError(f"{options.label} was given notice, and starts nothing any more")
         spec = unpack_spec(params["spec"]) | {
             "endpoint": [options.head[0], int(params["port"])],
             "secret": options.secret,
@@ -179,6 +204,8 @@ class Joiner:
     def _exited(self, peer: Peer, number: int, cause: str) -> None:
         self._running.pop(number, None)
         peer.tell({"number": number, "cause": cause})
+        if self._leaving and not self._running:
+            self._ended.set()
 
     def _end_all(self, _: Peer) -> None:
         for process in self._running.values():

@@ -119,6 +119,8 @@ def documents(options: JobSetOptions) -> list[dict[str, Any]]:
 def _single(options: JobSetOptions) -> dict[str, Any]:
     shared = [] if options.scratch is None else [f"--gcs_scratch_location={options.scratch}"]
     proxy = list(shared)
+    if options.grace_s:
+        proxy.append(f"--grace={options.grace_s}")
     if options.num_elastic_instances is not None:
         proxy.append(f"--num_elastic_instances={options.num_elastic_instances}")
     head = head_pod(
@@ -152,7 +154,7 @@ def _multi(options: JobSetOptions) -> dict[str, Any]:
         slices=options.slices,
         command=options.command,
     )
-    job = _slice_job(program, options)
+    job = _job(program, options.nodes.hosts, options)
     jobs = [_replicated(_WORKER, options.slices, job, options.nodes)]
     return _document(options, options.name, _spec(options, jobs, coordinator=_WORKER))
 
@@ -173,7 +175,8 @@ def _spares(options: JobSetOptions) -> list[dict[str, Any]]:
     pod |= {"restartPolicy": "Never", "priorityClassName": name}
     # The nodes are to be free at once: there is nothing to save.
     pod["terminationGracePeriodSeconds"] = 0
-    job = _completing(pod, nodes.hosts) | _forgiving(nodes)
+    job = _completing(pod, nodes.hosts) | _forgiving()
+    job["backoffLimit"] = nodes.hosts * _SLICE_RESTARTS
     jobs = [_replicated("spare", options.spare_slices, job, nodes)]
     return [priority.to_manifest(), _document(options, name, {"replicatedJobs": jobs})]
 
@@ -208,8 +211,11 @@ def _replicated(
 
 
 def _slice_job(pod: dict[str, Any], options: JobSetOptions) -> dict[str, Any]:
-    job = _job(pod, options.nodes.hosts, options)
-    return job | _forgiving(options.nodes) if options.elastic else job
+    """A preemption may lose nothing, so it is forgiven to every slice; a failure to an elastic job's."""
+    job = _job(pod, options.nodes.hosts, options) | _forgiving()
+    if options.elastic:
+        job["backoffLimit"] = options.nodes.hosts * _SLICE_RESTARTS
+    return job
 
 
 def _job(pod: dict[str, Any], pods: int, options: JobSetOptions) -> dict[str, Any]:
@@ -232,10 +238,9 @@ def _completing(pod: dict[str, Any], pods: int) -> dict[str, Any]:
     }
 
 
-def _forgiving(nodes: Nodes) -> dict[str, Any]:
-    """A slice that fails or is preempted comes back by itself; a preemption counts for nothing."""
+def _forgiving() -> dict[str, Any]:
+    """A slice that is preempted comes back by itself, and that counts for nothing."""
     return {
-        "backoffLimit": nodes.hosts * _SLICE_RESTARTS,
         # Two pods of one index would be two incarnations of one host.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
