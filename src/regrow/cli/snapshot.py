@@ -196,7 +196,7 @@ def _head_lines(url: str, numbers: list[int], manifest: Manifest) -> list[str]:
         f"{', '.join(map(str, numbers))})",
         f"made {_moment(manifest.when)}: {manifest.why}; {versions}",
         f"slices {', '.join(map(str, manifest.slices))} of {topology['slices']} with "
-        f"{topology['devices_per_slice']} devices on {count(topology['hosts_per_slice'], 'host')} each",
+        f"{count(topology['devices_per_slice'], 'device')} on {count(topology['hosts_per_slice'], 'host')} each",
         f"{count(len(manifest.arrays), 'array')}, {manifest.nbytes / 1e6:.1f} MB in "
         f"{count(len(chunks), 'different chunk')}",
     ]
