@@ -175,6 +175,7 @@ class ClusterOptions:
     grace_s: float = 30.0
     resume_after_s: float | None = None
     ray: RayConfig | None = None
+    spare_snapshots: bool = False
 
     def tcp(self) -> TcpConfig | None:
         """Where to listen for clients over TCP; makes a token where one is wanted and none given.
@@ -233,6 +234,8 @@ class HeadConfig:
         resume_after_s: Slices that were suspended by such a notice are started again after so many
             seconds; None: when asked.
         ray: The Ray cluster that slices come from; None: they are processes of this machine.
+        spare_snapshots: Whether a replica of each snapshot is kept for who takes a lost slice's place
+            (see `regrow.head.spare_snapshots`); for leased slices.
         lifeline_fd: Read end of a pipe whose write end the supervisor holds.
         supervisor_fd: A pidfd of the supervisor.
     """
@@ -264,6 +267,7 @@ class HeadConfig:
     grace_s: float = 30.0
     resume_after_s: float | None = None
     ray: RayConfig | None = None
+    spare_snapshots: bool = False
     lifeline_fd: int | None = None
     supervisor_fd: int | None = None
 
@@ -295,6 +299,8 @@ class HeadConfig:
         elastic = self.num_elastic_instances
         if elastic is not None and (type(elastic) is not int or elastic < 0):
             raise OptionError("num_elastic_instances", f"is {elastic!r}; it must be 0 or more")
+        if self.spare_snapshots and self.machines_socket is None:
+            raise OptionError("spare_snapshots", "is for jobs of a shared cluster")
 
     def _check_times(self) -> None:
         for what in ("hang_after_s", "reconnect_s", "start_deadline_s", "grace_s"):

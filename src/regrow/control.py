@@ -56,6 +56,7 @@ EventKind = Literal[
     "job_ends",
     "elastic_event",
     "long_wait",
+    "warning",
     "lease_lost",
 ]
 

@@ -163,6 +163,24 @@ def test_memory_above_the_watermark_goes_back_to_the_system() -> None:
     assert memfds() <= before - 2
 
 
+def test_an_idle_block_above_the_watermark_is_kept_where_one_like_it_is_to_come() -> None:
+    arena = Arena(512 * MB, watermark_bytes=MB)
+    arena.reserve_idle(40 * MB)
+    first = arena.alloc(40 * MB)
+    segment = first.segment_id
+    for _ in range(3):
+        first.release()
+        assert arena.idle_bytes == 40 * MB
+        first = arena.alloc(40 * MB)
+        assert first.segment_id == segment
+    first.release()
+    arena.alloc(8 * MB).release()
+    assert arena.idle_bytes <= 41 * MB
+    arena.reserve_idle(0)
+    assert arena.idle_bytes <= MB
+    arena.close()
+
+
 def test_pages_of_an_idle_block_go_back_though_its_segment_is_in_use() -> None:
     arena = Arena(64 * MB, watermark_bytes=0)
     keep, drop = arena.alloc(4 * MB), arena.alloc(4 * MB)

@@ -176,6 +176,7 @@ class Arena:
         """
         self._limit_bytes = limit_bytes // _PAGE * _PAGE
         self._watermark_bytes = watermark_bytes
+        self._reserve_bytes = 0
         self._on_closed = on_closed
         # Never waited for by `release`, which may run in a finalizer inside any of these methods.
         self._lock = threading.Lock()
@@ -222,6 +223,14 @@ class Arena:
         if self._returned:
             self._settle()
         return block
+
+    def reserve_idle(self, size: int) -> None:
+        """Keeps idle blocks above the watermark, too: as much as a block of `size` bytes takes."""
+        with self._lock:
+            self._take_back()
+            self._reserve_bytes = size_class(size) if size else 0
+            self._evict_down_to(self._watermark_bytes + self._reserve_bytes)
+        self._settle()
 
     def segment_path(self, segment_id: int) -> str:
         """Where a peer of the same user opens the segment."""
@@ -273,8 +282,7 @@ class Arena:
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._take_back()
-                if self._idle_bytes > self._watermark_bytes:
-                    self._evict_down_to(self._watermark_bytes)
+                self._evict_down_to(self._watermark_bytes + self._reserve_bytes)
             finally:
                 self._lock.release()
 

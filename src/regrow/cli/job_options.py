@@ -34,6 +34,11 @@ _OPTIONS: Final = [
         metavar="SECONDS|never",
         help="How long the job waits for slices, with --cluster.  [default: 3600]",
     ),
+    click.option(
+        "--spare-snapshots",
+        is_flag=True,
+        help="Keep a replica of the latest snapshot for spares that take a place, with --cluster.",
+    ),
 ]
 
 
@@ -53,6 +58,7 @@ class JobOptions:
         restart: Whether it is started anew when it fails or its slices are taken.
         max_restarts: How often after a failure of its own.
         wait_s: How long it waits for its slices; None: without end.
+        spare_snapshots: Whether a replica of its latest snapshot is kept for spares.
     """
 
     cluster: str
@@ -65,6 +71,7 @@ class JobOptions:
     restart: str
     max_restarts: int
     wait_s: float | None
+    spare_snapshots: bool
 
     def spec(self, name: str, shape: dict[str, Any]) -> dict[str, Any]:
         """What the manager is told."""
@@ -82,7 +89,7 @@ class JobOptions:
         return spec if self.priority is None else spec | {"priority_class": self.priority}
 
 
-_SHARED_ONLY: Final = ("priority", "wait_s")
+_SHARED_ONLY: Final = ("priority", "wait_s", "spare_snapshots")
 _OWN_ONLY: Final = ("restore_after_s",)
 
 
@@ -129,4 +136,5 @@ def take_job_options(
         restart=restart,
         max_restarts=max_restarts,
         wait_s=asked["wait_s"] if given("wait_s") else _WAIT_S,
+        spare_snapshots=asked["spare_snapshots"],
     )

@@ -111,7 +111,7 @@ class EventReporter:
                 return f"slice {index} is resumed (incarnation {event['incarnation']})"
             case "job_ends":
                 return f"the job ends: {event['text']}"
-            case "elastic_event" | "long_wait":
+            case "elastic_event" | "long_wait" | "warning":
                 return event["text"]
             case "client_connected" if self._verbose:
                 return "a client has connected"

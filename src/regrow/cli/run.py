@@ -105,7 +105,11 @@ def _run_as_job(
 
     def options(shape: dict[str, Any], machines: str) -> ClusterOptions:
         sizes = {"devices_per_slice": shape["devices"], "hosts_per_slice": shape["hosts"]}
-        leased = {"restore_after_s": None, "machines_socket": machines}
+        leased = {
+            "restore_after_s": None,
+            "machines_socket": machines,
+            "spare_snapshots": job.spare_snapshots,
+        }
         return to_cluster_options(values | sizes | leased)
 
     check_possible(faults)

@@ -88,6 +88,9 @@ def _headline(status: dict[str, Any]) -> str:
         count(status.get("clients", 0), "client"),
         status["target"],
     ]
+    if status.get("spare_snapshots"):
+        kept = status["spare_snapshots"]["bytes"] / 1e6
+        parts.append(f"{kept:.0f} MB of snapshots kept for spares")
     if status.get("tcp_target"):
         parts.append(status["tcp_target"])
     return ", ".join(parts)

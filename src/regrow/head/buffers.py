@@ -7,7 +7,7 @@ together is bookkeeping here; hosts hear of it only when a program needs the res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias, final
 
 from regrow.channel.commands import Take, pack
@@ -136,25 +136,28 @@ class Buffers:
         self._lost_at[slice_index] = self.losses
         self._errors[slice_index] = error
 
-    def lost(self, slices: Iterable[int], born: int) -> SliceLostError | None:
-        """The error of something that was born at that count and needs these slices, if lost."""
-        for index in slices:
-            if self._lost_at[index] > born:
-                return self._errors[index]
-        return None
+    def lost(self, slice_index: int, born: int) -> SliceLostError | None:
+        """The error of something that was born at that count and needs this slice, if lost."""
+        return self._errors[slice_index] if self._lost_at[slice_index] > born else None
 
 
 @final
 class Buffer:
-    """One buffer. The last reference to it frees its parts on the hosts."""
+    """One buffer. The last reference to it frees its parts on the hosts.
 
-    __slots__ = ("aid", "born", "buffers", "placement")
+    Attributes:
+        kept: What is to live as long as it does.
+    """
+
+    __slots__ = ("__weakref__", "_regained", "aid", "born", "buffers", "kept", "placement")
 
     def __init__(self, aid: int, placement: Placement, buffers: Buffers) -> None:
         self.aid = aid
         self.placement = placement
         self.born = buffers.losses
         self.buffers = buffers
+        self.kept: object = None
+        self._regained: dict[int, int] | None = None
 
     def __del__(self) -> None:
         links = self.buffers.links
@@ -170,9 +173,10 @@ class Buffer:
             SliceLostError: A slice that it has a shard on was lost since its birth.
         """
         if self.born != self.buffers.losses:
-            error = self.buffers.lost(self.placement.slices, self.born)
-            if error is not None:
-                raise error.fresh()
+            for index in self.placement.slices:
+                error = self.lost(index)
+                if error is not None:
+                    raise error.fresh()
 
     def check_shard(self, shard: int) -> None:
         """Checks that one shard of it is not lost.
@@ -182,10 +186,19 @@ class Buffer:
         """
         if self.born != self.buffers.losses:
             host = self.placement.local[shard][0]
-            index = self.buffers.topology.slice_of_host(host)
-            error = self.buffers.lost((index,), self.born)
+            error = self.lost(self.buffers.topology.slice_of_host(host))
             if error is not None:
                 raise error.fresh()
+
+    def lost(self, slice_index: int) -> SliceLostError | None:
+        """The error of its shards on a slice, if they are lost."""
+        regained = self._regained
+        born = self.born if regained is None else regained.get(slice_index, self.born)
+        return self.buffers.lost(slice_index, born)
+
+    def regain(self, slice_index: int) -> None:
+        """Its shards on a slice are there again, on the slice's new hosts."""
+        self._regained = (self._regained or {}) | {slice_index: self.buffers.losses}
 
 
 @final

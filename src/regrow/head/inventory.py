@@ -61,7 +61,7 @@ class Inventory:
         return [
             aid
             for aid, buffer in self.buffers.items()
-            if host in buffer.placement.shards and self._buffers.lost((index,), buffer.born) is None
+            if host in buffer.placement.shards and buffer.lost(index) is None
         ]
 
     def size(self, slices: Collection[int]) -> int:

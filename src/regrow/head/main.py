@@ -244,6 +244,7 @@ class Head:
 
     def status(self) -> dict[str, Any]:
         """All there is to know, as JSON values."""
+        spares = self._runtime.spare_snapshots
         status: dict[str, Any] = dict(self._fleet.membership.status(time.monotonic()))
         status |= {
             "name": self._config.name,
@@ -263,6 +264,7 @@ class Head:
             "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
             "sessions": self._gateway.describe(),
             "suspended": self._suspension.describe(),
+            "spare_snapshots": None if spares is None else spares.describe(),
             "timeline": self.timeline(),
         }
         return status

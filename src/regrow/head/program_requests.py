@@ -252,7 +252,10 @@ class ProgramRequests:
         tables = self._tables
         arrays = [tables.array(handle) for handle in body.args_handles]
         if isinstance(program, Digests):
-            return program.run(arrays), []
+            made = program.run(arrays)
+            if program.copies and self._runtime.spare_snapshots is not None:
+                self._runtime.spare_snapshots.keep(*made)
+            return made, []
         args = [array.whole() for array in arrays]
         wants_status = body.execute_options.fill_status
         if isinstance(program, Colocated):

@@ -24,6 +24,7 @@ from regrow.head.executables import Dispatcher
 from regrow.head.gate import Gate
 from regrow.head.links import Link
 from regrow.head.observer import Observer
+from regrow.head.spare_snapshots import SpareSnapshots
 from regrow.head.topology import Topology
 from regrow.head.transfers import EpochError, Transfers
 from regrow.observe import Report
@@ -69,6 +70,11 @@ class Runtime:
         self.epochs = Epochs(topology, self.buffers.links, self.coordination)
         self.dispatcher = Dispatcher(self.buffers, self.epochs)
         self.transfers = Transfers(self.buffers, self.epochs, self.arena)
+        self.spare_snapshots: SpareSnapshots | None = None
+        if config.spare_snapshots:
+            self.spare_snapshots = SpareSnapshots(
+                self.buffers, self.transfers, lambda text: on_change("warning", -1, 0, text)
+            )
         cache = config.compile_cache_dir
         self.compiler = CompileService(compiler, DiskCache(Path(cache)) if cache else None)
         self.callbacks = Callbacks()
@@ -105,6 +111,8 @@ class Runtime:
             self.observer.run.slice_back(slice_index)
         for link in links:
             self.buffers.links[link.host] = link
+        if self.spare_snapshots is not None and not stored:
+            self.spare_snapshots.slice_up(slice_index)
         if len(self.buffers.links) == self.topology.hosts:
             self.observer.run.slices_up(time.monotonic())
             self.epochs.form_if_needed()
@@ -124,6 +132,8 @@ class Runtime:
 
     def slice_leaves(self, slice_index: int) -> None:
         """A slice takes no work any longer, and is not lost by that: its state is on storage."""
+        if self.spare_snapshots is not None:
+            self.spare_snapshots.drop()
         for host in self._hosts_of(slice_index):
             link = self.buffers.links.pop(host, None)
             if link is not None:

@@ -62,6 +62,25 @@ class Transfers:
         """
         return bytearray(size) if size <= INLINE_BYTES else Lease(self._arena, size)
 
+    def room_to_keep(self, size: int) -> Lease:
+        """Shared memory for what is not on its way, but stays until another such takes its place.
+
+        Raises:
+            ResourceError: What is on its way would not have enough left.
+        """
+        wanted = self._arena.used_bytes + size
+        if wanted > self._keep_below_bytes:
+            raise ResourceError(
+                "shared memory for what stays there", wanted, self._keep_below_bytes
+            )
+        # Fresh pages would cost more than the copies that fill them.
+        self._arena.reserve_idle(size)
+        return Lease(self._arena, size)
+
+    def keep_no_room(self) -> None:
+        """There will be no other for the time being."""
+        self._arena.reserve_idle(0)
+
     # --- from the client ---
 
     def put(
@@ -167,6 +186,33 @@ class Transfers:
             _get_region, aid=buffer.aid, shard=position, bulk=bulk, strides=strides, region=None
         )
         link.ask(question, self._judged(answered))
+
+    def write(self, piece: Piece, lease: Lease, offset: int, size: int, done: Waiter) -> None:
+        """Has the host of a shard write it there, in C order; it must share memory."""
+        held = [piece]  # The source must outlive the question.
+
+        def written(error: StatusError | None, value: Any) -> None:
+            held.clear()
+            done(error, value)
+
+        buffer, shard = piece
+        try:
+            buffer.check_shard(shard)
+        except StatusError as error:
+            written(error.fresh(), None)
+            return
+        host, position = buffer.placement.local[shard]
+        link = self._buffers.links[host]
+        segment, begin, _ = link.reach(lease)
+        question = functools.partial(
+            _get_region,
+            aid=buffer.aid,
+            shard=position,
+            bulk=(segment, begin + offset, size),
+            strides=None,
+            region=None,
+        )
+        link.ask(question, self._judged(_releasing(link, link.hold(lease), written)))
 
     def ready(self, pieces: Sequence[Piece], waiter: Waiter) -> None:
         """Calls `waiter` when all these shards hold values, or with the first error."""
