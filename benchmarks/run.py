@@ -291,21 +291,37 @@ def hotswap_load(rounds: int, quick: bool) -> None:
     """A snapshot is loaded after a spare has taken a place, and where every replica is there."""
     megabytes = 96 if quick else 384
     program = str(harness.PROGRAMS / "hotswap_load.py")
+    loads: dict[str, list[list[float]]] = {}
+    saves: dict[str, list[list[float]]] = {}
     with tempfile.TemporaryDirectory() as home:
         env = harness.clean_environ(REGROW_HOME=home)
         _regrow(env, "up", "--detach", "--name", "pool", "--slices", "3", "--spares", "1")
+        job = ("run", "--cluster", "pool", "--slices", "2", "--num_elastic_instances", "1")
         try:
-            job = ("--slices", "2", "--num_elastic_instances", "1", program)
-            told = _regrow(
-                env, "run", "--cluster", "pool", *job, str(2 * rounds + 1), str(megabytes)
-            )
+            for _ in range(rounds):
+                for label, flags in (("", ()), (" with a replica", ("--spare-snapshots",))):
+                    told = _regrow(env, *job, *flags, program, "2", str(megabytes))
+                    found = json.loads(told.strip().splitlines()[-1])
+                    saves.setdefault(label, []).extend(found.pop("save"))
+                    for how, figures in found.items():
+                        swapped = label if how.startswith("a spare") else ""
+                        loads.setdefault(how + swapped, []).extend(figures)
         finally:
             _regrow(env, "down", "--cluster", "pool")
-    figures = json.loads(told.strip().splitlines()[-1])
     say(f"\n### A load of {megabytes} MB a slice after a hot-swap (s)\n")
-    rows = [[how, *(f"{value:.2f}" for value in values)] for how, values in figures.items()]
     header = ["", "load", "all until the first step", "processor time of load and step"]
-    say(harness.table(header, rows))
+    say(harness.table(header, _median_rows(loads)))
+    say(f"\n### A snapshot of {megabytes} MB a slice (s)\n")
+    names = {"": "as it is", " with a replica": "with a replica for spares"}
+    header = ["", "until it is committed", "processor time of all of it"]
+    say(harness.table(header, _median_rows({names[one]: two for one, two in saves.items()})))
+
+
+def _median_rows(figures: dict[str, list[list[float]]]) -> list[list[str]]:
+    return [
+        [name, *(f"{statistics.median(column):.2f}" for column in zip(*rows, strict=True))]
+        for name, rows in figures.items()
+    ]
 
 
 def hotswap(rounds: int, quick: bool) -> None:
