@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from cloud_server import LocalCloud
-from rays import LONG, raylet_at, until
+from rays import LONG, raylet_at, raylets_at, until
 
 from regrow.cloud.bodies import NodeRequest
 from regrow.cloud.client import CloudClient
@@ -73,12 +73,7 @@ class World:
 
     def raylets(self) -> list[int]:
         """The living raylets of the hosts, those that nobody needs included."""
-        wanted = [f"--node_ip_address={one}".encode() for one in self.controller.tpu.addresses()]
-        return [
-            pid
-            for pid, words in _commands()
-            if words[0].endswith(b"/raylet") and any(one in words for one in wanted)
-        ]
+        return [pid for one in self.controller.tpu.addresses() for pid in raylets_at(one)]
 
     def ready(self) -> None:
         """All hosts have joined, whatever was before."""

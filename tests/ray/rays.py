@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import waiting
@@ -13,6 +14,13 @@ until = functools.partial(waiting.until, timeout_s=LONG)
 
 def raylet_at(address: str) -> int:
     """The raylet of the node with an address."""
+    for pid in raylets_at(address):
+        return pid
+    raise AssertionError(f"no raylet at {address}")
+
+
+def raylets_at(address: str) -> Iterator[int]:
+    """The raylets that say that they are of the node with an address."""
     wanted = f"--node_ip_address={address}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -20,5 +28,4 @@ def raylet_at(address: str) -> int:
         except OSError:
             continue
         if words[0].endswith(b"/raylet") and wanted in words:
-            return int(entry.name)
-    raise AssertionError(f"no raylet at {address}")
+            yield int(entry.name)

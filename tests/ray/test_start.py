@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from rays import LONG, raylet_at, until
+from rays import LONG, raylets_at, until
 
 from regrow.processes import name_of
 from regrow.ray import RayCluster
@@ -21,26 +21,30 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ADDRESS = "127.62.0.1"
 
 
-def raylet() -> int:
-    try:
-        return raylet_at(ADDRESS)
-    except AssertionError:
-        return 0
+def raylets() -> set[int]:
+    return set(raylets_at(ADDRESS))
 
 
-def test_a_raylet_that_dies_at_its_start_is_started_again(head: RayHead) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_raylet_that_is_lost_at_its_start_is_started_again(head: RayHead, signum: int) -> None:
     node = threading.Thread(
         target=head.start_node,
         args=(f"--node-ip-address={ADDRESS}", "--include-log-monitor=false"),
         kwargs={"environ": {"REGROW_TEST_RUN": ""}},
     )
     node.start()
-    until(raylet)
-    first = raylet()
-    os.kill(first, signal.SIGKILL)
+    until(raylets)
+    (first,) = raylets()
+    os.kill(first, signum)
     node.join()
-    assert raylet() not in (0, first)
-    assert ADDRESS in [one.address for one in RayCluster(head.address).nodes()]
+    try:
+        (second,) = raylets()
+        assert second != first
+        nodes = [one.address for one in RayCluster(head.address).nodes()]
+        assert nodes.count(ADDRESS) == 1
+    finally:
+        for pid in raylets():
+            os.kill(pid, signal.SIGKILL)
 
 
 def started_in(home: Path) -> list[int]:

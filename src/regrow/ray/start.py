@@ -106,6 +106,8 @@ def _a_child_has_died() -> bool:
         return True
     if child is not None and child.si_code == os.CLD_STOPPED:
         os.kill(child.si_pid, signal.SIGKILL)
+        # The next try would take it for its own raylet.
+        os.waitpid(child.si_pid, 0)
     return child is not None
 
 
