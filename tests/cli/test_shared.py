@@ -416,7 +416,7 @@ class Invariants:
                 continue
             for other in status["jobs"]:
                 if other["priority"] < job["priority"] and other["phase"] == "running":
-                    assert not active[other["name"]], status
+                    assert not active[other["name"]], json.dumps(status)
 
 
 @pytest.mark.slow
