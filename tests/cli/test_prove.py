@@ -61,7 +61,7 @@ def test_a_training_that_loses_a_slice_and_takes_it_back(prove, tmp_path):
     ("options", "words"),
     [
         (("--limit", "0"), "--limit is 0 s; it must be more than 0"),
-        (("--limit", "nan"), "--limit is nan s; it must be more than 0"),
+        (("--limit", "nan"), "Invalid value for '--limit': 'nan' is no number of seconds"),
         (("--hash-every", "0"), "Invalid value for '--hash-every'"),
         (("--keep", "/proc/none"), "--keep /proc/none cannot be made: "),
     ],

@@ -91,6 +91,7 @@ def test_the_first_batch_at_a_position_is_a_phase_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     phases: list[str | None] = []
+    monkeypatch.setattr(progress, "_now", progress.Progress())
     monkeypatch.setattr(progress, "tell", lambda _, *, step, phase: phases.append(phase))
     made = GrainLoader(dataset(), BATCH, read_options=grain.ReadOptions(num_threads=1))
     next(made), next(made)
