@@ -6,7 +6,7 @@ A cycle is that of an elastic training: a snapshot, SIGKILL, the error, the snap
 survivors, a step there, the return, the state laid out on all slices, a step there. Slices but the
 first are killed in turn, so that the worker of the first lives through all of them. After each EVERY
 cycles (default: a tenth) there is a line of JSON: `{"cycle": N, ROLE: {"pid": …, "anon_mb": …, …}}`,
-and one more when what was put aside has gone, or after a minute.
+and one more when what was put aside has gone, or after a minute and a half.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ CONTROL = str(
 )
 WIDTH = 512
 # What was put aside is ended after 5 s, and what is stuck in a collective when XLA gives it up.
-SETTLED_S, SETTLE_LIMIT_S = 8.0, 60.0
+SETTLED_S, SETTLE_LIMIT_S = 8.0, 90.0
+# Memory is not given back page by page.
+NEAR_MB = 16
 
 devices = jax.devices()
 slices = sorted({device.slice_index for device in devices})
@@ -130,11 +132,14 @@ def _listening() -> set[str]:
     return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
 
 
-def settle(worker: int, threads: int) -> None:
-    """Waits until the worker has as many threads as it had, or a minute."""
+def settle(first: dict[str, Any]) -> None:
+    """Waits until a worker has no more threads and memory than it had, or one minute and a half."""
     deadline = time.monotonic() + SETTLE_LIMIT_S
     time.sleep(SETTLED_S)
-    while held(worker)["threads"] > threads and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        now = held(first["pid"])
+        if now["threads"] <= first["threads"] and now["anon_mb"] <= first["anon_mb"] + NEAR_MB:
+            return
         time.sleep(1)
 
 
@@ -175,7 +180,7 @@ def main() -> None:
         state = cycle(state, slices[1:][number % (len(slices) - 1)])
         if number % EVERY == 0:
             tell(number)
-    settle(first["pid"], first["threads"])
+    settle(first)
     tell(CYCLES)
 
 

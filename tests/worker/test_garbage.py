@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import threading, time
 from regrow.worker import garbage
@@ -45,8 +47,9 @@ before = resident_mib()
 blocks = [bytearray(b"x" * 100_000) for _ in range(2000)]
 full = resident_mib()
 kept = blocks[::50]
-del blocks
 done = 1
+time.sleep(WAIT_S)
+del blocks
 deadline = time.monotonic() + 20
 while resident_mib() - before > (full - before) / 4 and time.monotonic() < deadline:
     time.sleep(0.02)
@@ -76,8 +79,9 @@ def run_script(script: str) -> str:
     return made.stdout.strip()
 
 
-def test_an_idle_process_gives_freed_memory_back() -> None:
-    assert run_script(MEMORY) == "True True"
+@pytest.mark.parametrize("wait_s", [0.0, 0.5], ids=["at once", "long after its last work"])
+def test_an_idle_process_gives_freed_memory_back(wait_s: float) -> None:
+    assert run_script(MEMORY.replace("WAIT_S", str(wait_s))) == "True True"
 
 
 def test_a_busy_process_keeps_it_for_the_next_snapshot() -> None:

@@ -40,14 +40,15 @@ def collect_aside(work_done: Callable[[], int]) -> None:
 
 def _look_for_ever(work_done: Callable[[], int]) -> None:
     trim = _function_of_malloc("malloc_trim")
-    trimmed = seen = work_done()
+    seen, idle = work_done(), 0
     while True:
         time.sleep(_LOOK_S)
         if gc.get_count()[0] > _MANY:
             gc.collect()
         before, seen = seen, work_done()
-        if seen == before and seen != trimmed:
-            trimmed = seen
+        idle = idle + 1 if seen == before else 0
+        # What is stuck ends long after the last command: so again, and ever more seldom.
+        if idle.bit_count() == 1:
             trim(0)
 
 
