@@ -10,7 +10,6 @@ data is random, so no chunk is there twice.
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import shutil
 import statistics
@@ -27,7 +26,7 @@ import numpy as np
 
 from regrow import LocalCluster
 from regrow.suspend import open_storage
-from regrow.suspend.shards import CHUNK_BYTES, read_shards, write_shards
+from regrow.suspend.shards import CHUNK_BYTES, read_shards, room_for, write_shards
 
 CLIENT = """
 import sys
@@ -95,7 +94,7 @@ def take_turns(number: int, works: Works, found: dict[str, list[Spent]]) -> None
 def store(at: Path, megabytes: int, rounds: int) -> list[list[str]]:
     """The rates of one place, in MB/s."""
     found: dict[str, list[Spent]] = {}
-    target = memoryview(mmap.mmap(-1, megabytes << 20))  # In whole pages, as the hosts have it.
+    target = room_for(megabytes << 20).data
     for number in range(rounds):
         with tempfile.TemporaryDirectory(prefix="regrow-bench-", dir=at) as name:
             data = memoryview(np.random.default_rng(number).bytes(megabytes << 20))

@@ -6,19 +6,21 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
+import numpy as np
 import xxhash
 
 from regrow.errors import StorageError
 from regrow.suspend.points import reach
 from regrow.suspend.snapshots import CHUNKS
-from regrow.suspend.storage import Storage
+from regrow.suspend.storage import BLOCK_BYTES, Storage
 
 T = TypeVar("T")
 
 CHUNK_BYTES: Final = 16 << 20
 THREADS: Final = 8
+_ALIGNED: Final = 64
 
 
 @final
@@ -45,6 +47,18 @@ class Traffic:
 def pieces(view: memoryview, chunk_bytes: int = CHUNK_BYTES) -> list[memoryview]:
     """The bytes of a shard in pieces."""
     return [view[start : start + chunk_bytes] for start in range(0, len(view), chunk_bytes)]
+
+
+def room_for(nbytes: int) -> np.ndarray[Any, Any]:
+    """Memory that XLA uses in place, and that disks write to; in huge pages, as far as NumPy has them.
+
+    Args:
+        nbytes: How much, in bytes.
+    """
+    aligned = BLOCK_BYTES if nbytes >= BLOCK_BYTES else _ALIGNED
+    whole = np.empty(nbytes + aligned, np.uint8)
+    start = -whole.ctypes.data % aligned
+    return whole[start : start + nbytes]
 
 
 def write_shards(

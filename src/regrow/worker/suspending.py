@@ -21,9 +21,9 @@ import numpy as np
 from regrow.channel import commands as c
 from regrow.errors import Code, RegrowError
 from regrow.suspend.points import reach
-from regrow.suspend.shards import CHUNK_BYTES, read_shards, write_shards
+from regrow.suspend.shards import CHUNK_BYTES, read_shards, room_for, write_shards
 from regrow.suspend.snapshots import MEASURED
-from regrow.suspend.storage import BLOCK_BYTES, Storage, open_storage
+from regrow.suspend.storage import Storage, open_storage
 from regrow.wire.dtypes import STRING, kind_of, numpy_dtype
 from regrow.worker.platform import KEEP, Array, Domain, on_host
 from regrow.worker.store import Part, PartError, Store, wait_for
@@ -31,7 +31,6 @@ from regrow.worker.strings import Strings
 
 log = logging.getLogger(__name__)
 
-_ALIGNED: Final = 64
 _MEASURED_BYTES: Final = 64 << 20
 
 
@@ -153,7 +152,7 @@ class Suspending:
         made = []
         for aid, saved in command.parts:
             shards = [c.SavedShard(*fields) for fields in saved]
-            memory = [_room(shard.nbytes) for shard in shards]
+            memory = [room_for(shard.nbytes) for shard in shards]
             wanted += [
                 (room.data, shard.chunks)
                 for room, shard in zip(memory, shards, strict=True)
@@ -199,14 +198,6 @@ def _bytes_of(single: Array) -> tuple[int, tuple[int, ...], str, memoryview]:
     flat: np.ndarray[Any, Any] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     view = flat.data if flat.size else memoryview(b"")
     return kind, dims, single.sharding.memory_kind or "device", view
-
-
-def _room(nbytes: int) -> np.ndarray[Any, Any]:
-    """Memory that XLA uses in place, and that disks write to."""
-    aligned = BLOCK_BYTES if nbytes >= BLOCK_BYTES else _ALIGNED
-    whole = np.empty(nbytes + aligned, np.uint8)
-    start = -whole.ctypes.data % aligned
-    return whole[start : start + nbytes]
 
 
 def _measured(storage: Storage) -> float:
