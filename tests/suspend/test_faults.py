@@ -36,8 +36,7 @@ LOAD_POINTS = ("worker-load-begins", "worker-chunk-read", "worker-loaded", "work
 OLD_HEAD = ("head-gate-closed", "head-drained", "head-saves-in", "head-manifest-made", "aside")
 NEW_HEAD = ("head-committed", "head-left", "head-swept")
 RESUME_HEAD = ("head-resume-asked", "head-slice-up", "head-loads-in", "head-resumed")
-# Of writes there may be one alone: chunks that are there are not written again.
-MANY = frozenset({"worker-chunk-hashed", "worker-chunk-read"})
+MANY = frozenset({"worker-chunk-hashed", "aside", "worker-chunk-written", "worker-chunk-read"})
 
 # (when, point, action): what happens where while a slice is suspended or resumed.
 SHARED = (
