@@ -59,9 +59,14 @@ class Job:
         del whole
         return 0
 
+    def step(self) -> None:
+        self.state = self.step_of(self.state)
+
     def steps(self, count: int) -> int:
+        """Steps that have been taken: one that is still on its way would be suspended before it is."""
         for _ in range(count):
-            self.state = self.step_of(self.state)
+            self.step()
+        self.state["count"].block_until_ready()
         return 0
 
     def digest(self) -> dict[str, str]:
@@ -108,7 +113,7 @@ class Job:
 
         def work() -> None:
             while not self.stop.is_set():
-                self.steps(1)
+                self.step()
                 self.done += 1
                 if self.done % 3 == 0:
                     self.state["count"].block_until_ready()
