@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from types import TracebackType
 from typing import Final, final
 
 _CHUNK: Final = 1 << 16
@@ -33,12 +32,7 @@ class Tee:
     def __enter__(self) -> Tee:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Copies what is left, and closes it."""
         while self.copy():
             pass
