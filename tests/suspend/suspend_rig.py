@@ -32,6 +32,7 @@ class Client:
             stderr=subprocess.DEVNULL,
             text=True,
         )
+        self.asking = False
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -46,6 +47,7 @@ class Client:
     def answer(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         line = self._answers.get(timeout=timeout_s)
         assert line, f"the client has ended with status {self.process.wait(5)}"
+        self.asking = False
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -54,6 +56,7 @@ class Client:
         return self._answers.empty()
 
     def post(self, do: str, **arguments: Any) -> None:
+        self.asking = True
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self.process.stdin.flush()

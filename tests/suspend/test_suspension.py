@@ -36,6 +36,15 @@ def check(rig: Rig, expected: list[dict[str, str]]) -> None:
     assert rig.client.do("digest") == expected[1]
 
 
+def waits_when_it_asks(rig: Rig) -> bool:
+    """Asks for the state, if that is not under way, and tells whether the answer has to wait."""
+    if not rig.client.asking:
+        rig.client.post("digest")
+    elif not rig.client.silent:
+        rig.client.answer()
+    return bool(rig.cluster.status()["suspended"]["waiting_clients"] == 1)
+
+
 @pytest.mark.parametrize("slices", [None, [1], pytest.param([0], marks=pytest.mark.slow)])
 def test_what_lives_comes_back_bit_by_bit(
     begun: Rig, expected: list[dict[str, str]], slices: list[int] | None
@@ -218,8 +227,7 @@ def test_it_goes_on_after_a_ctrl_c(begun: Rig, expected: list[dict[str, str]]) -
         stderr=subprocess.PIPE,
         text=True,
     ) as command:
-        begun.client.post("digest")
-        until(lambda: begun.cluster.status()["suspended"]["waiting_clients"] == 1)
+        until(lambda: waits_when_it_asks(begun), "a request of the client to be held back")
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=30)
     name = begun.cluster.name
