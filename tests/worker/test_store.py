@@ -12,7 +12,7 @@ import pytest
 
 from regrow.errors import SLICE_DOWN_WORDS, Code, ResourceError, StatusError, WaitTimeout
 from regrow.worker import store as stores
-from regrow.worker.platform import COPY_NOW, Domain
+from regrow.worker.platform import COPY_NOW, Domain, shards_of
 from regrow.worker.store import Part, PartError, Store, epoch_ended, is_ready, wait_for
 
 
@@ -164,6 +164,24 @@ def test_readers(home: Domain) -> None:
     other.set()
     third.set()
     assert not part.being_read()
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_a_part_of_which_a_program_was_given_one_shard_before_the_other(
+    home: Domain, given: int
+) -> None:
+    """Nobody hears of an error who waits for it, and it is not moved."""
+    ended = Domain.home((4, 5))
+    whole = ended.assemble((4, 5), make(ended, 1, 2).singles())
+    part = Part(ended, (4, 5), whole=whole, epoch=3)
+    store = Store(home)
+    store.set(1, part)
+    wait_for([part])
+    assert part.epoch == 0
+    shards_of(whole)[given].delete()
+    wait_for([part])
+    assert store.adopt_idle(None) == 0
+    assert part.error is None
 
 
 # --- domains --------------------------------------------------------------------------------------

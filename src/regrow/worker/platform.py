@@ -65,6 +65,14 @@ def shards_of(whole: Array) -> list[Array]:
         return list(whole._arrays)
 
 
+def is_given_away(array: Array) -> bool:
+    """Whether a program was given the memory of an array, or of one of its shards."""
+    # jaxlib looks at the first shard alone; a launch takes those of all devices at once, in any order.
+    if not isinstance(array, jax.Array):
+        return False
+    return array.is_deleted() or any(shard.is_deleted() for shard in shards_of(array))
+
+
 def on_host(shard: Array) -> np.ndarray[Any, Any]:
     """The value of a single-device array, in place; waits until it is there.
 

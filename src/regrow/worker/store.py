@@ -10,7 +10,7 @@ from typing import Any, final
 from regrow.errors import Code, RegrowError, WaitTimeout
 from regrow.wire.status import from_exception
 from regrow.worker.callbacks import user_error
-from regrow.worker.platform import Array, Domain, shards_of
+from regrow.worker.platform import Array, Domain, is_given_away, shards_of
 from regrow.worker.strings import Strings
 
 _PART_DEADLINE_S = 600.0
@@ -277,8 +277,8 @@ def _can_move(part: Part) -> bool:
     if part.error is not None or isinstance(part.whole, list):
         return False
     try:
-        return all(array.is_ready() for array in part.arrays())
-    except Exception:  # noqa: BLE001 - a deleted or failed array has nothing to move
+        return all(not is_given_away(array) and array.is_ready() for array in part.arrays())
+    except Exception:  # noqa: BLE001 - a failed array has nothing to move
         return False
 
 
@@ -286,7 +286,7 @@ def _given_away(part: Part) -> bool:
     """Whether a later program was given the arrays: then its results tell what became of them."""
     if part.error is not None or part.pending:
         return False
-    return any(array.is_deleted() for array in part.arrays() if hasattr(array, "is_deleted"))
+    return any(is_given_away(array) for array in part.arrays())
 
 
 def wait_for(parts: Iterable[Part], done: Callable[[Any], None] | None = None) -> None:
