@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,7 +51,9 @@ def _nothing_left(_nothing_left_at_the_end: None) -> Iterator[None]:
 
     What a fixture of a wider scope started stays, and so do the processes that this started since.
     """
-    processes, files = _marked_processes(), _shared_files()
+    # A child may be so young that its environment, and so its mark, is not there yet.
+    children = {child.pid for child in psutil.Process().children()}
+    processes, files = _marked_processes() | children, _shared_files()
     yield
     left = _wait_until_gone(processes)
     assert not left, _told("after the test", left)
