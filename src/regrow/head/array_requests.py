@@ -29,6 +29,7 @@ class ArrayRequests:
         self._tables = tables
         self._runtime = runtime
         self._transfers = runtime.transfers
+        self._moves = runtime.moves
 
     # --- from the client ---
 
@@ -248,7 +249,7 @@ class ArrayRequests:
         for number, (handle, result) in enumerate(moves):
             try:
                 array = self._tables.array(handle)
-                moved = self._transfers.move(array, target(number, array), copy=always)
+                moved = self._moves.move(array, target(number, array), copy=always)
                 self._tables.arrays[result] = moved
                 if body.copy_semantics == _DONATE:
                     array.delete()

@@ -306,7 +306,7 @@ class ProgramRequests:
             array = self._tables.array(handle)
             outputs.append((array.kind, array.shape, target))
             try:
-                outs.append(self._runtime.transfers.move(array, target))
+                outs.append(self._runtime.moves.move(array, target))
             except StatusError as error:
                 outs.append(error.fresh())
             if program.donate:

@@ -23,6 +23,7 @@ from regrow.head.epochs import Epochs
 from regrow.head.executables import Dispatcher
 from regrow.head.gate import Gate
 from regrow.head.links import Link
+from regrow.head.moves import Moves
 from regrow.head.observer import Observer
 from regrow.head.spare_snapshots import SpareSnapshots
 from regrow.head.topology import Topology
@@ -70,6 +71,7 @@ class Runtime:
         self.epochs = Epochs(topology, self.buffers.links, self.coordination)
         self.dispatcher = Dispatcher(self.buffers, self.epochs)
         self.transfers = Transfers(self.buffers, self.epochs, self.arena)
+        self.moves = Moves(self.buffers, self.transfers, self.arena)
         self.spare_snapshots: SpareSnapshots | None = None
         if config.spare_snapshots:
             self.spare_snapshots = SpareSnapshots(
