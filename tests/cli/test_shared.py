@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -401,22 +402,27 @@ class Invariants:
 
     @staticmethod
     def _check_order(status) -> None:
-        """No job waits while one of lower priority holds what it needs."""
+        """No job waits while those of lower priority hold what it needs, or nobody does."""
         slices = status["slices"]
-        active = {
-            job["name"]: sum(
-                one["state"] == "leased" and one["job"] == job["name"] for one in slices
-            )
-            for job in status["jobs"]
-        }
+        free = sum(
+            one["state"] in ("idle", "asked", "fencing") and one["reserved_for"] is None
+            for one in slices
+        )
+        running = {job["name"]: job for job in status["jobs"] if job["phase"] == "running"}
+        held = Counter(one["job"] for one in slices if one["state"] == "leased")
         for job in status["jobs"]:
             coming = sum(one["reserved_for"] == job["name"] for one in slices)
-            lacks = job["wanted"] - active[job["name"]] - coming
-            if job["phase"] not in ("queued", "running") or lacks <= 0:
+            if job["phase"] not in ("queued", "running"):
                 continue
-            for other in status["jobs"]:
-                if other["priority"] < job["priority"] and other["phase"] == "running":
-                    assert not active[other["name"]], json.dumps(status)
+            if job["wanted"] <= held[job["name"]] + coming:
+                continue
+            required = max(1, job["least"] - held[job["name"]])
+            below = sum(
+                held[name] for name, other in running.items() if other["priority"] < job["priority"]
+            )
+            if below:
+                got = max(0, free - status["spares"]) + below
+                assert got < required, f"{job['name']}: {json.dumps(status)}"
 
 
 @pytest.mark.slow
