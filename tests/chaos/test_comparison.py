@@ -140,3 +140,24 @@ def test_the_tolerance_follows_from_the_replicas_and_the_coarsest_type():
     half = {"w": "bfloat16[8] 0", "count": "int32[] 0"}
     assert tolerance_of(run(step(0, state=half)), PLAIN) == Tolerance(3, "bfloat16")
     assert tolerance_of(run(step(0, None, state=None, loss=loss(1.0, "float")))).dtype == "float32"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_in_both_runs_is_the_same(value):
+    both = [run(step(0), step(1, its, loss=loss(value)), step(2, its)) for its in (FEWER, ALL)]
+    close = closeness(*both, TOLERANCE)
+    assert (close.exceeded, close.largest, close.at) == (None, 0.0, None)
+
+
+def test_an_infinite_loss_widens_no_tolerance():
+    overflown = run(step(0), step(1, loss=loss(math.inf)), *steps(2, 5))
+    other = run(*overflown.steps[:3], off(3, TOLERANCE.of_a_step * 4), *steps(4, 5))
+    assert closeness(other, overflown, TOLERANCE).exceeded == 3
+
+
+def test_zeros_of_both_signs_are_within_the_tolerance_but_not_equal_in_every_bit():
+    zeros = [
+        run(step(0), step(1, its, loss=loss(value))) for its, value in ((FEWER, -0.0), (ALL, 0))
+    ]
+    close = closeness(*zeros, TOLERANCE)
+    assert (close.exceeded, close.at) == (None, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from proofs import FEWER, loss, run, step, steps
 
 from regrow.chaos.verdict import judge, unproved
@@ -78,3 +80,27 @@ def test_other_batches_beside_the_undisturbed_run_take_nothing_from_the_proof():
     verdict = judge(scaled, scaled, PLAIN)
     assert verdict.outcome == "bit-equal"
     assert "not compared" in verdict.undisturbed.text
+
+
+def test_records_that_are_all_the_same_prove_nothing():
+    same = run(*[step(n, loss=loss(1.0), state={"w": "float32[8] 1"}, ids=None) for n in range(6)])
+    verdict = judge(same, same, None)
+    assert verdict.outcome == "nothing proved"
+    assert verdict.text.startswith("nothing proved: each step recorded the same")
+    assert judge(run(same.steps[0]), run(same.steps[0]), None).outcome == "bit-equal"
+
+
+def test_faults_of_slices_that_no_step_used_prove_nothing():
+    verdict = judge(PLAIN, PLAIN, PLAIN, faulted={3, 5})
+    assert verdict.outcome == "nothing proved"
+    assert "no step was computed on slice 3, 5, and no fault was done to another" in verdict.text
+    assert judge(PLAIN, PLAIN, PLAIN, faulted={2, 3}).outcome == "bit-equal"
+    fewer = run(*steps(0, 5, FEWER))
+    assert judge(fewer, fewer, PLAIN, faulted={1}).outcome == "bit-equal", "lost before the first"
+    unknown = run(*steps(0, 5, None))
+    assert judge(unknown, None, unknown, faulted={3}).outcome == "bit-equal"
+
+
+def test_losses_that_are_no_numbers_are_counted():
+    nan = run(*steps(0, 3), *[step(n, loss=loss(math.nan)) for n in (4, 5)])
+    assert "6 losses (2 of them infinite or no number), " in judge(nan, nan, nan).text

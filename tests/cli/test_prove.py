@@ -129,6 +129,22 @@ def test_a_fault_that_never_comes_proves_nothing(proof):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chaos", ["restore:1@step=5", "mend:1@step=5"])
+def test_a_fault_that_changes_nothing_proves_nothing(proof, chaos):
+    told = proof(chaos, "--steps", "20", "--pace", "0.1", status=1)
+    assert told["text"] == "nothing proved: no fault happened before the last step, 19"
+    assert told["reference"] is None
+
+
+@pytest.mark.slow
+def test_a_fault_of_a_slice_that_no_step_uses_proves_nothing(proof):
+    told = proof(KILL, *LONG, "--first", status=1)
+    assert told["lost_slices"] == [1]
+    assert told["reference"]["outcome"] == told["undisturbed"]["outcome"] == "bit-equal"
+    assert told["text"].startswith("nothing proved: no step was computed on slice 1, and no fault")
+
+
+@pytest.mark.slow
 def test_a_state_that_is_hashed_now_and_then(proof):
     told = proof(KILL, *LONG, options=("--hash-every", "4"))
     assert told["verdict"] == "bit-equal"

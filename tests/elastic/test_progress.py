@@ -94,7 +94,7 @@ def test_executions_carry_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-@pytest.mark.parametrize("step", ["last", None, float("nan")])
+@pytest.mark.parametrize("step", ["last", None, float("nan"), 0.5, float("inf")])
 def test_a_step_is_a_number(step):
     with pytest.raises(UsageError, match="it must be a whole number"):
         at_step(step)

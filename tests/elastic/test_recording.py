@@ -62,12 +62,34 @@ def test_ids_may_be_arrays_and_strings(journal):
     assert [one.ids for one in read_journal(journal)] == [(0, 1), ("a", "b")]
 
 
-@pytest.mark.parametrize("loss", [jnp.zeros(2), np.zeros((1, 0))])
+@pytest.mark.parametrize("loss", [jnp.zeros(2), np.zeros((1, 0)), 1j, "0.5", None])
 def test_a_loss_is_one_number(journal, loss):
-    with pytest.raises(UsageError, match="the loss of a step is one number, not float"):
+    with pytest.raises(UsageError, match=r"the loss of a step is one number, not [\w<]+\["):
         record(0, loss)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4", "bool"])
+def test_a_loss_may_have_any_real_type(journal, dtype):
+    record(0, jnp.ones((), dtype))
+    (one,) = read_journal(journal)
+    assert (one.loss.dtype, one.loss.value) == (dtype, 1.0)
 
 
 def test_an_id_is_a_number_or_a_string(journal):
     with pytest.raises(UsageError, match="a whole number or a string, not a float"):
         record(0, 1.0, ids=[1.5])
+
+
+def test_leaves_of_one_path_are_told_apart(journal):
+    record(0, 1.0, {"a/b": np.zeros(2), "a": {"b": np.ones(2)}})
+    (one,) = read_journal(journal)
+    assert set(one.state) == {"a/b", "a/b (2)"}
+    assert len(set(one.state.values())) == 2
+
+
+@pytest.mark.parametrize(
+    ("leaf", "kind"), [(object(), "object"), (np.array([object()], dtype=object), "ndarray")]
+)
+def test_an_address_is_no_content(journal, leaf, kind):
+    with pytest.raises(UsageError, match=f"^model/f: a {kind} has no content that runs could be"):
+        record(0, 1.0, {"model": {"f": leaf}})

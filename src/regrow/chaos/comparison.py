@@ -107,7 +107,7 @@ class Closeness:
     Attributes:
         comparable: Whether each step used the same records; if not, losses are not compared.
         largest: The largest relative difference of a loss.
-        at: The step with it; None: all are equal.
+        at: The step with it; None: all bits are equal.
         allowed: The tolerance at that step.
         exceeded: The first step whose loss differs by more than the tolerance; None: none does.
         text: That step in words; empty without one.
@@ -135,10 +135,11 @@ def closeness(run: Committed, undisturbed: Committed, tolerance: Tolerance) -> C
             return Closeness(False, 0.0, None, 0.0, None)
         steps += bool(steps) or one.slices is None or one.slices != other.slices
         size = max(abs(one.loss.value), abs(other.loss.value))
-        highest = max(highest, size)
+        finite = math.isfinite(size)
+        highest = max(highest, size) if finite else highest
         difference = _difference(one, other, size)
-        bound = tolerance.after(steps, highest / size if size else 1.0)
-        if difference > largest:
+        bound = tolerance.after(steps, highest / size if size and finite else 1.0)
+        if difference > largest or (at is None and one.loss.bits != other.loss.bits):
             largest, at, allowed = difference, one.step, bound
         if not difference <= bound:
             text = (
@@ -151,7 +152,9 @@ def closeness(run: Committed, undisturbed: Committed, tolerance: Tolerance) -> C
 
 def _difference(one: StepRecord, other: StepRecord, size: float) -> float:
     """How far the losses are apart, relative to the larger one."""
-    if one.loss.bits == other.loss.bits:
+    if one.loss.bits == other.loss.bits or (
+        math.isnan(one.loss.value) and math.isnan(other.loss.value)
+    ):
         return 0.0
     if not (math.isfinite(one.loss.value) and math.isfinite(other.loss.value)):
         return math.inf

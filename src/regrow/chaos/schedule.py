@@ -45,6 +45,9 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The faults that `parse_schedule` knows when it is given no others, with what they do."""
 
+REMEDIES: Final = frozenset({"cont", "mend", "restore", "resume"})
+"""Those that only undo others."""
+
 PHASES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "compile": "a program is being compiled",

@@ -148,8 +148,21 @@ def prove(
     else:
         reference = _reference(runs, run, plan)
         undisturbed = None if skip_undisturbed else runs.run("undisturbed").committed
-    verdict = judge(run.committed, reference, undisturbed, slices=options.slices)
+    verdict = judge(
+        run.committed,
+        reference,
+        undisturbed,
+        slices=options.slices,
+        faulted=_faulted(run) or everyone,
+    )
     return Proof(tuple(faults), run, verdict)
+
+
+def _faulted(run: Done) -> frozenset[int]:
+    """The slices that faults were done to; empty: all, because the head was frozen along with one."""
+    if any(fault.fault == "clockjump" for fault in run.happened):
+        return frozenset()
+    return frozenset(fault.slice_index for fault in run.happened) | frozenset(run.lost)
 
 
 def _reference(runs: ProofRuns, run: Done, plan: Plan) -> Committed:

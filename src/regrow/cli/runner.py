@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, final
 
 from regrow.chaos.inject import Injector
-from regrow.chaos.schedule import AtStep, FaultEvent, format_schedule
+from regrow.chaos.schedule import REMEDIES, AtStep, FaultEvent, format_schedule
 from regrow.cli.accounts import Accounts
 from regrow.cli.pulse import Pulse
 from regrow.cli.report import EventReporter, say
@@ -54,7 +54,8 @@ class Runner:
 
     Attributes:
         happened: The faults that were made while it ran.
-        disturbed_at: When the first of them was, in seconds since 1970; None: there was none.
+        disturbed_at: When the first of them was that does not only undo others, in seconds since 1970;
+            None: there was none.
         lost: The slices that were lost while it ran.
         out_of_time: Whether it was ended because it took too long.
     """
@@ -235,12 +236,18 @@ class Runner:
             return
         try:
             self._injector.step()
-            if self.happened and self.disturbed_at is None:
-                self.disturbed_at = time.time()
+            self._note_disturbance()
         except RegrowError:
             # The head has ended, or is about to: there is nobody left to do faults to.
             self._selector.unregister(self._injector)
             self._injector = None
+
+    def _note_disturbance(self) -> None:
+        if all(fault.fault in REMEDIES for fault in self.happened):
+            # What had been ordered was refused.
+            self.disturbed_at = None
+        elif self.disturbed_at is None:
+            self.disturbed_at = time.time()
 
     # --- what happens ---
 

@@ -8,6 +8,7 @@ for an answer; where there is none (a cluster on another machine), only this pro
 from __future__ import annotations
 
 import contextlib
+import operator
 import re
 import threading
 import weakref
@@ -69,10 +70,13 @@ def whole(step: Any) -> int:
         UsageError: It is no number.
         JaxRuntimeError: It is an array on a slice that was lost.
     """
-    try:
-        return int(step)
-    except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"the step is {step!r}; it must be a whole number") from None
+    with contextlib.suppress(TypeError):
+        return operator.index(step)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number = int(step)
+        if number == float(step):
+            return number
+    raise UsageError(f"the step is {step!r}; it must be a whole number")
 
 
 def at_step(step: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Final
 
 import jax
@@ -25,6 +27,7 @@ from regrow.elastic.trees import Tree
 from regrow.errors import UsageError
 
 _HASH_BYTES: Final = 8
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 _writer: JournalWriter | None = None
 
 
@@ -46,7 +49,8 @@ def record(step: int, loss: Any, state: Any = None, ids: Iterable[Any] | None = 
             run, in their order (`ElasticLoader.record_ids`); None: they are not compared.
 
     Raises:
-        UsageError: The step or the loss is not one number, or an id is neither a whole number nor a string.
+        UsageError: The step or the loss is not one number, an id is neither a whole number nor a string,
+            or a leaf of the state has no content that runs could be compared by.
         JaxRuntimeError: A slice that holds a part of it was lost.
     """
     step = progress.whole(step)
@@ -86,11 +90,16 @@ def _journal(path: str) -> JournalWriter:
 
 def _loss(loss: Any) -> Loss:
     array = np.asarray(loss)
-    if array.size != 1:
+    if array.size != 1 or not _is_real(array.dtype):
         raise UsageError(f"the loss of a step is one number, not {array.dtype}{list(array.shape)}")
     # A number of Python has the bits of a float64, but who knows what it was before.
     dtype = array.dtype.name if hasattr(loss, "dtype") else "float"
     return Loss(dtype, array.tobytes().hex(), float(array.reshape(())))
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    # The small types (bfloat16, int4) are none of NumPy's own.
+    return bool(jnp.isdtype(dtype, ("bool", "integral", "real floating")))
 
 
 def _id(one: Any) -> RecordId:
@@ -119,7 +128,16 @@ def _devices(tree: Any) -> set[Any]:
 def _hashes(state: Any) -> dict[str, str]:
     tree = Tree.of(state)
     leaves = jax.device_get([_data(leaf) for leaf in tree.leaves])
-    return dict(zip(tree.paths, map(_hash, leaves), strict=True))
+    hashes: dict[str, str] = {}
+    for path, leaf in zip(tree.paths, leaves, strict=True):
+        hashes[_unique(path, hashes)] = _hash(path, leaf)
+    return hashes
+
+
+def _unique(path: str, taken: Container[str]) -> str:
+    """Keys that hold "/" give two leaves one path."""
+    names = itertools.chain([path], (f"{path} ({number})" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _data(leaf: Any) -> Any:
@@ -129,10 +147,20 @@ def _data(leaf: Any) -> Any:
     return leaf
 
 
-def _hash(leaf: Any) -> str:
+def _hash(path: str, leaf: Any) -> str:
     """Dtype, shape and a hash of the bytes; of what is no array its type and a hash of its text."""
-    if isinstance(leaf, np.ndarray | np.generic):
+    if isinstance(leaf, np.ndarray | np.generic) and not leaf.dtype.hasobject:
         kind, content = f"{leaf.dtype.name}{list(leaf.shape)}", leaf.tobytes()
     else:
-        kind, content = type(leaf).__name__, repr(leaf).encode()
+        kind, content = type(leaf).__name__, _text(path, leaf).encode()
     return f"{kind} {hashlib.blake2b(content, digest_size=_HASH_BYTES).hexdigest()}"
+
+
+def _text(path: str, leaf: Any) -> str:
+    text = repr(leaf)
+    if _ADDRESS.search(text):
+        raise UsageError(
+            f"{path}: a {type(leaf).__name__} has no content that runs could be compared by, only an "
+            "address; leave it out of the state that is recorded"
+        )
+    return text

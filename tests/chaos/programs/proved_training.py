@@ -48,6 +48,7 @@ def train_step(state: Any, x: Any, y: Any) -> tuple[Any, jax.Array]:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kit", choices=("ours", "stock"), default="ours")
+    parser.add_argument("--first", action="store_true", help="use the devices of slice 0 alone")
     parser.add_argument("--pause", action="store_true", help="wait for all slices")
     parser.add_argument("--signal", action="store_true", help="grow by ScaleUpSignalError")
     parser.add_argument("--steps", type=int, default=24)
@@ -69,7 +70,7 @@ def main() -> None:
 
         snapshotter = ocp.v1.training.pathways.Snapshotter(replica_axis_index=0)
     pathwaysutils.initialize()
-    slices = manager.Manager()
+    slices = manager.Manager([d for d in jax.devices() if not (asked.first and d.slice_index)])
     attempts = 0
 
     def begin() -> tuple[Any, Any, Any]:
