@@ -239,6 +239,7 @@ def test_the_tail_is_the_last_lines_that_hold_something(tmp_path):
         ("one\ntwo\n", "two"),
         ("2026-11-29 15:14:34,012 INFO regrow.head.fleet: slice 0 is up\n", ""),
         ("one\n2026-11-29 15:14:34,012 INFO regrow.head.fleet: slice 0 is up\n", "one"),
+        ("one\n2026-11-29 15:14:34,012 INFO regrow.head.main: event 1\n  load  0.1 s\n", "one"),
         ("Traceback:\n  File x\nValueError: no\n", "ValueError: no"),
         (
             "F1129 15:14:34 1 x.cc:2] Unknown flag\nFatal Python error: Aborted\n  File x\n",

@@ -419,8 +419,17 @@ def telling_line(path: Path) -> str:
     """The line near the end of a log that tells why its process died; empty if there is none."""
     lines = tail(path, lines=60)
     errors = [line for line in lines if _ERROR.match(line)]
-    others = [line for line in lines if not _EVERYDAY.match(line)]
-    return " ".join((errors or others or [""])[-1].split())
+    return " ".join((errors or _unusual(lines) or [""])[-1].split())
+
+
+def _unusual(lines: Iterable[str]) -> list[str]:
+    """Without the everyday entries of a log; what is indented goes on with the entry before."""
+    found, everyday = [], False
+    for line in lines:
+        everyday = bool(_EVERYDAY.match(line)) or (everyday and line[0].isspace())
+        if not everyday:
+            found.append(line)
+    return found
 
 
 def tail(path: Path, *, lines: int = 5) -> list[str]:

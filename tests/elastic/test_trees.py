@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,6 +11,15 @@ import pytest
 
 from regrow.elastic.trees import Tree, check_target, own_copy
 from regrow.errors import UsageError
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Model:
+    """As a `TrainState` of flax: its function is no leaf."""
+
+    params: Any
+    apply: Any = field(metadata={"static": True})
 
 
 def struct(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
@@ -61,6 +71,10 @@ def test_what_cannot_be_copied_is_named() -> None:
         ({"a": 1, "b": 2}, {"a": 1}, r"'b' is in the snapshot only"),
         ({"a": 1}, {"a": 1, "b": [2, 3]}, "'b/0' and 1 more are in the target only"),
         ({"a": (1, 2)}, {"a": [1, 2]}, r"in other containers"),
+        ({"a": (), "b": 1}, {"c": (), "b": 1}, r"in other containers"),
+        (Model((1, 2), 1), Model([1, 2], 2), r"in other containers"),
+        (Model((1, None), 1), Model((1, 2), 2), r"'params/1' is in the target only"),
+        (Model((1, ()), 1), Model((1, ((),)), 2), r"in other containers"),
     ],
 )
 def test_what_does_not_fit_is_told_by_its_path(saved: Any, target: Any, text: str) -> None:
@@ -75,6 +89,8 @@ def test_what_does_not_fit_is_told_by_its_path(saved: Any, target: Any, text: st
         ({"a": np.zeros(2)}, {"a": 0}),
         ({"a": np.zeros(2, np.float32)}, {"a": struct(2)}),
         ({}, {}),
+        (Model({"w": struct(2)}, lambda x: x), Model({"w": struct(2)}, lambda x: x)),
+        ([Model({"w": 1}, 1), None], [Model({"w": 1}, 2), None]),
     ],
 )
 def test_what_fits(saved: Any, target: Any) -> None:
