@@ -117,6 +117,8 @@ def check(timeline) -> None:
 def test_what_is_wrong_is_said_before_anything_is_started(regrow, one_line, script):
     said = one_line(regrow("run", "--budget", "recover=soon", script), 2)
     assert said == "'recover=soon' is no budget; write NAME=TIME, with a time such as 2s or 600ms"
+    said = one_line(regrow("run", "--timeline", "/proc/none/timeline.json", script), 2)
+    assert said.startswith("the timeline cannot be written to /proc/none/timeline.json: ")
     said = one_line(regrow("run", "--timeline", "/tmp/timeline.txt", script), 2)
     assert said == "/tmp/timeline.txt is no name for a timeline; it ends in .json or .png"
     said = one_line(regrow("run", "--metrics-port", "70000", script), 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from regrow.cli.report import say
-from regrow.cli.timeline import check_suffix, write_timeline
+from regrow.cli.timeline import check_path, write_timeline
 from regrow.control import request
 from regrow.errors import ControlError, NoClusterError, UsageError
 from regrow.observe import Budget, goodput_lines
@@ -26,7 +26,7 @@ class Accounts:
         Raises:
             UsageError: It cannot.
         """
-        check_suffix(path)
+        check_path(path)
         self._budgets = budgets
         self._path = path
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from regrow.observe import event_lines, goodput_lines
 )
 def command(name: str | None, as_json: bool, out: Path | None) -> None:
     """Show the elastic events of a cluster, and the goodput of what it runs."""
-    check_suffix(out)
+    check_path(out)
     status = request(Home().find(name).control_socket, "timeline")
     if out is not None:
         write_timeline(status, out)
@@ -37,14 +39,26 @@ def command(name: str | None, as_json: bool, out: Path | None) -> None:
         click.echo("\n".join([*lines, *goodput_lines(status)]))
 
 
-def check_suffix(path: Path | None) -> None:
-    """Checks that a timeline can be written to a file of that name.
+def check_path(path: Path | None) -> None:
+    """Checks that a timeline can be written to a file of that name, as far as that shows before.
 
     Raises:
-        UsageError: It is neither a .json nor a .png.
+        UsageError: It is neither a .json nor a .png, there is no such folder and none can be made, or
+            matplotlib is not installed.
     """
-    if path is not None and path.suffix not in (".json", ".png"):
+    if path is None:
+        return
+    if path.suffix not in (".json", ".png"):
         raise UsageError(f"{path} is no name for a timeline; it ends in .json or .png")
+    if path.suffix == ".png" and find_spec("matplotlib") is None:
+        raise UsageError(f"{path} needs matplotlib: pip install 'regrow[plots]'")
+    try:
+        # A script may run for days before it is written.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"the timeline cannot be written to {path}: {error.strerror}") from None
 
 
 def write_timeline(status: dict[str, Any], path: Path) -> None:
