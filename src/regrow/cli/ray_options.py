@@ -65,8 +65,9 @@ def to_ray_config(
         if wrong:
             raise UsageError(f"{' and '.join(wrong)} need --launcher ray")
         return None
-    from regrow.ray.cluster import knock, require_ray
+    from regrow.ray.cluster import require_ray
     from regrow.ray.head import head_address
+    from regrow.ray.knock import knock
 
     require_ray()
     config = RayConfig(

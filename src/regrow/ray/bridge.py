@@ -33,7 +33,7 @@ from regrow.errors import LaunchError, RegrowError
 from regrow.launchers.template import pack, unpack
 from regrow.processes import die_with_parent, set_name
 from regrow.ray.causes import one_line
-from regrow.ray.cluster import knock
+from regrow.ray.cluster import KeyStore
 from regrow.ray.host_actor import node_address
 from regrow.ray.jobs import EXCLUDES
 from regrow.ray.places import describe, lacking, selectors, shortage, slice_names
@@ -280,7 +280,8 @@ def connect(address: str, *, other_machines: bool) -> None:
     import ray
 
     try:
-        knock(address)
+        # Ray itself would try for 40 s where no head is.
+        KeyStore(address).get("")
     except RegrowError as error:
         raise LaunchError(str(error)) from None
     # Where Ray's workers find our modules.

@@ -10,7 +10,6 @@ import importlib
 import importlib.metadata
 import logging
 import os
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,20 +21,20 @@ from regrow.errors import (
     RayError,
     RegrowError,
     UnsupportedError,
-    UsageError,
 )
 from regrow.ray.attempts import JobState, RankView
 from regrow.ray.causes import mismatch, one_line
+from regrow.ray.knock import ADDRESS_VARIABLE, checked, knock, no_head, unanswered
 
-ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
 _OVERRIDING: Final = (ADDRESS_VARIABLE, "RAY_API_SERVER_ADDRESS")
 _NAMESPACE: Final = b"regrow"
 _DASHBOARD_KEYS: Final = (b"dashboard", b"dashboard")
-_CONNECT_S: Final = 5.0
 _TIMEOUT_S: Final = (5.0, 60.0)
 _KV_S: Final = 5.0
 _PING_S: Final = 10.0
 _LONGEST: Final = 150
+# What another part of Ray says, which speaks gRPC, too.
+_UNIMPLEMENTED: Final = 12
 # What a head says to clients of the one that was there before.
 _OTHER_HEAD: Final = "WrongClusterID"
 # They tell of each upload and each connection on standard error.
@@ -129,7 +128,7 @@ class RayCluster:
             UnsupportedError: If Ray is missing here, or is another version there.
         """
         self.version = require_ray()
-        self.address = _checked(address or os.environ.get(ADDRESS_VARIABLE, ""))
+        self.address = checked(address or os.environ.get(ADDRESS_VARIABLE, ""))
         self._given_dashboard = dashboard
         self.connect()
 
@@ -299,33 +298,6 @@ class KeyStore:
         return value
 
 
-def _checked(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not address:
-        raise UsageError(f"no Ray cluster: give --address HOST:PORT, or set {ADDRESS_VARIABLE}")
-    if "://" in address or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"{address!r} is no address of a Ray head: give HOST:PORT, port 6379 say")
-    return address
-
-
-def knock(address: str) -> None:
-    """Returns if a head listens there; Ray itself would try for 40 s.
-
-    Raises:
-        UsageError: If that is no address.
-        NoRayHeadError: If none does.
-    """
-    _checked(address)
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        raise NoRayHeadError(
-            f"no Ray head answers at {address} ({error.strerror or error}): "
-            "start one with: regrow ray head up"
-        ) from None
-
-
 def _alive_nodes(address: str, dashboard: str) -> list[Any]:
     """The nodes that Ray takes for alive."""
     # What this imports takes long, and ranks need none of it.
@@ -392,6 +364,8 @@ def _told_in_one_line(address: str) -> Iterator[None]:
         RpcError,
         RaySystemError,
     ) as error:
+        if getattr(error, "rpc_code", None) == _UNIMPLEMENTED:
+            raise no_head(address) from None
         raise _silence(address, str(error)) from None
     except (RuntimeError, ValueError, AnyOfRay) as error:
         raise _refusal(address, str(error)) from None
@@ -399,10 +373,7 @@ def _told_in_one_line(address: str) -> Iterator[None]:
 
 def _silence(address: str, text: str) -> NoRayHeadError:
     text = one_line(text).partition(" (Caused by ")[0][:_LONGEST]
-    return NoRayHeadError(
-        f"the Ray head at {address} does not answer ({text}): "
-        "start it again at that address: regrow ray head down, then regrow ray head up"
-    )
+    return unanswered(address, text)
 
 
 def _refusal(address: str, text: str) -> RegrowError:

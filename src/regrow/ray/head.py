@@ -33,7 +33,8 @@ from regrow.home import Home
 from regrow.locks import lock
 from regrow.processes import RUN_MARK, end_all, end_run, marked, name_of, python_argv
 from regrow.ray.causes import mismatch, one_line
-from regrow.ray.cluster import ADDRESS_VARIABLE, require_ray
+from regrow.ray.cluster import require_ray
+from regrow.ray.knock import ADDRESS_VARIABLE
 from regrow.ray.settings import (
     HANG_AFTER_S,
     START_ENVIRON,

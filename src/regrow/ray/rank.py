@@ -38,9 +38,10 @@ from regrow.processes import (
     set_name,
 )
 from regrow.ray.attempts import FENCED_STATUS, ORPHANED_STATUS
-from regrow.ray.cluster import ADDRESS_VARIABLE, KeyStore
+from regrow.ray.cluster import KeyStore
 from regrow.ray.fence import AttemptId, current_attempt, lost_key
 from regrow.ray.hung import LOOK_S, Hung
+from regrow.ray.knock import ADDRESS_VARIABLE
 
 LEASE_S: Final = 10.0
 """How long a rank goes on without hearing from the head, in seconds."""
