@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from regrow.ray.attempts import FENCED_STATUS, ORPHANED_STATUS, Attempt, RankView, Verdict, told
-from regrow.ray.causes import one_line, why
+from regrow.ray.causes import one_line, output_tail, why
 from regrow.ray.restarts import Again, Budgets, Over, RestartPolicy
 
 ALIVE = frozenset({"a", "b"})
@@ -131,9 +131,24 @@ ERROR: ResolutionImpossible: for help visit the documentation"""
 
 
 def test_the_cause_of_a_pip_conflict_is_what_pip_says() -> None:
-    expected = "Cannot install paxml because these package versions have conflicting dependencies."
+    expected = "Cannot install paxml because these package versions have conflicting dependencies"
     assert why(PIP) == expected
     assert why(PIP.replace("\n", "\\n")) == expected
+
+
+def test_what_pip_said_last_is_told_as_it_was() -> None:
+    expected = PIP.splitlines()[4:6] + PIP.splitlines()[7:]
+    assert output_tail(PIP) == expected
+    assert output_tail(PIP.replace("Stdout:", "Last 50 lines of stdout:")) == expected
+    assert output_tail("runtime_env setup failed: no such working_dir") == []
+
+
+def test_a_runtime_environment_that_takes_too_long() -> None:
+    message = (
+        "runtime_env setup failed: Failed to install runtime_env within the timeout of 600 seconds. "
+        "Consider increasing the timeout\nTraceback (most recent call last):\nTimeoutError"
+    )
+    assert why(message) == "it was not made within 600 s"
 
 
 def test_the_cause_is_the_programs_error_before_rays_word() -> None:

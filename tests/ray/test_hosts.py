@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from regrow.errors import NoRayHeadError
 from regrow.ray.hosts import how_scripts_went
+from regrow.ray.knock import knock, unanswered
 
 NO_HEAD = ("1", "RuntimeError: Failed to connect to GCS within 60 seconds")
 LATE = ("1", "Exception: the node timed out during startup")
@@ -29,3 +33,11 @@ def test_a_script_that_failed_is_told_at_once_and_before_a_missing_head() -> Non
 def test_scripts_that_ended_well_leave_nothing_under_way() -> None:
     assert how_scripts_went({0: WELL, 1: WELL}) == ("", True)
     assert how_scripts_went({}) == ("", False), "no host can tell"
+
+
+def test_a_start_that_gave_up_waiting_for_a_head_is_no_failure() -> None:
+    with pytest.raises(NoRayHeadError) as nobody:
+        knock("127.0.0.1:1")
+    for error in (nobody.value, unanswered("10.0.0.1:6379", "nothing within 10 s")):
+        text = f"Error: {error}"
+        assert how_scripts_went({0: ("1", text)}) == (f"host 0: exit status 1: {text}", True)

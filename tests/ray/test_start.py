@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -67,3 +68,18 @@ def test_a_head_whose_start_is_ended_leaves_nothing(tmp_path: Path, signum: int)
     command.send_signal(signum)
     assert command.wait(LONG) == 128 + signum
     assert not started_in(tmp_path)
+
+
+def test_a_node_without_a_head_holds_off_nobody(head: RayHead) -> None:
+    """Ray would try for a quarter of an hour, in which no other raylet of this machine could start."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        lonely = f"127.0.0.1:{bound.getsockname()[1]}"
+    start = [sys.executable, "-m", "regrow.ray.start", f"--address={lonely}"]
+    words = (f"--node-ip-address={ADDRESS}", "--include-log-monitor=false")
+    with subprocess.Popen(start, stderr=subprocess.PIPE, text=True) as started:
+        head.start_node(*words, environ={"REGROW_TEST_RUN": ""})
+        _, errors = started.communicate(timeout=LONG)
+    for pid in raylets():
+        os.kill(pid, signal.SIGKILL)
+    assert started.returncode == 1
+    assert errors.startswith(f"Error: no Ray head answers at {lonely}")

@@ -162,12 +162,14 @@ def test_jobs(tmp_path: Path) -> None:
     env = job.runtime_env(attempt, {"A": "0", "B": "2"})
     assert env["env_vars"] == {"A": "1", "B": "2", ATTEMPT_VARIABLE: attempt.to_json()}
     assert env["pip"] == ["x"]
+    assert env["config"] == {"setup_timeout_seconds": 600}
     assert env["working_dir"] == str(tmp_path)
     for wrong in (
         {"name": "a/b", "command": ["x"]},
         {"name": "j", "command": []},
         {"name": "j", "command": ["x"], "working_dir": str(tmp_path / "none")},
         {"name": "j", "command": ["x"], "directory": "gs://bucket/x"},
+        {"name": "j", "command": ["x"], "setup_s": 0},
     ):
         with pytest.raises(UsageError):
             RankJob(**wrong)  # type: ignore[arg-type]

@@ -186,6 +186,14 @@ def down() -> None:
 @click.option("--name", metavar="NAME", help="Of the job.  [default: that of the TPU]")
 @click.option("--working-dir", default="", metavar="DIR", help="Uploaded, and where it is run.")
 @click.option("--pip", multiple=True, metavar="REQUIREMENT", help="Installed for it.")
+@click.option(
+    "--setup-timeout",
+    "setup_s",
+    type=duration,
+    default="10m",
+    show_default=True,
+    help="How long a host may take to install it and to unpack what is uploaded.",
+)
 @click.option("--env", multiple=True, metavar="KEY=VALUE", help="Variables for it.")
 @click.option(
     "--checkpoint-dir",
@@ -258,6 +266,7 @@ def job(
         command=words,
         working_dir=values["working_dir"],
         pip=values["pip"],
+        setup_s=values["setup_s"],
         env=parse_pairs("--env", values["env"]),
         directory=values["directory"],
     )

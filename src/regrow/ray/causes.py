@@ -8,8 +8,11 @@ from typing import Final
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LONGEST: Final = 500
+_TAIL: Final = 20
 _PIP_ERROR: Final = re.compile(r"^\s*(?:\S+\s+)?(?:ERROR|error):\s*(.+)$")
 _EXCEPTION: Final = re.compile(r"^\s*([\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b.*)$")
+_OUTPUT: Final = re.compile(r"\s*(Last \d+ lines of stdout|Stdout):\s*")
+_TOO_SLOW: Final = re.compile(r"Failed to install runtime_env within the timeout of (\d+) seconds")
 _MISMATCH: Final = re.compile(
     r"(?<!patch )[Vv]ersion mismatch[^\n]*(?:\n(?:The|This|[ ]+\w+:)[^\n]*){0,6}"
 )
@@ -29,6 +32,18 @@ def mismatch(text: str) -> str:
     return one_line(found[0]) if found else ""
 
 
+def _lines(message: str) -> list[str]:
+    return _ANSI.sub("", message).replace("\\n", "\n").splitlines()
+
+
+def output_tail(message: str) -> list[str]:
+    """The last lines of the program, pip say, that could not make a runtime environment."""
+    lines = _lines(message)
+    starts = [number for number, line in enumerate(lines) if _OUTPUT.fullmatch(line)]
+    said = lines[starts[-1] + 1 :] if starts else []
+    return [line.rstrip() for line in said if line.strip()][-_TAIL:]
+
+
 def why(message: str, log_tail: Sequence[str] = ()) -> str:
     """The cause that a message of Ray, or else the end of a log, tells of.
 
@@ -36,11 +51,13 @@ def why(message: str, log_tail: Sequence[str] = ()) -> str:
     error at the end of the log, and then what the rank says of its end, more than Ray's word that the
     program has failed.
     """
-    lines = _ANSI.sub("", message).replace("\\n", "\n").splitlines()
+    if too_slow := _TOO_SLOW.search(message):
+        return f"it was not made within {too_slow[1]} s"
+    lines = _lines(message)
     pip = [match[1] for line in lines if (match := _PIP_ERROR.match(line))]
     conflict = next((one for one in pip if "conflict" in one or "No matching" in one), None)
     if conflict or pip:
-        return one_line(conflict or pip[0])
+        return one_line((conflict or pip[0]).removesuffix("."))
     told = [line for line in log_tail if _EXCEPTION.match(line)]
     if told:
         return one_line(told[-1])

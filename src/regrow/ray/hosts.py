@@ -25,8 +25,11 @@ from regrow.ray.tpu import Say, TpuController
 
 # ray start waits 30 s for a raylet that may come up later all the same.
 _LATE: Final = "timed out during startup"
-# Its words for a head that died while a host joined, or that the host cannot reach.
-_NO_HEAD: Final = re.compile(r"connect to GCS (within|at)|from GCS server|waiting for GCS")
+# Its words, and ours, for a head that died while a host joined, or that the host cannot reach.
+_NO_HEAD: Final = re.compile(
+    r"connect to GCS (within|at)|from GCS server|waiting for GCS|no Ray head answers|"
+    r"Ray head at \S+ does not answer"
+)
 _STOCKOUT_S: Final = 15.0
 _PAUSE_S: Final = 0.5
 

@@ -10,7 +10,7 @@ from typing import Final, final
 
 from regrow.errors import NoRayHeadError, RayError, RayJobError, RegrowError, WaitTimeout
 from regrow.ray.attempts import Attempt, RankView, Verdict, told
-from regrow.ray.causes import why
+from regrow.ray.causes import output_tail, why
 from regrow.ray.cluster import RayJob, RayNode
 from regrow.ray.directories import require_writable
 from regrow.ray.fence import AttemptId, Guard, attempt_key, lost_key
@@ -144,6 +144,8 @@ class JobRun:
         self._settle(verdict, logs)
         if verdict.kind == "succeeded":
             return verdict, ""
+        if verdict.kind == "setup":
+            logs.add(verdict.rank, output_tail(verdict.cause))
         cause = why(verdict.cause, logs.tail(verdict.rank))
         self._say(f"Detected job of rank {verdict.rank} {verdict.kind}: {cause}")
         return verdict, f"{verdict.kind}, rank {verdict.rank}: {cause}"

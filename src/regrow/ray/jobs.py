@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ JOB_META: Final = "regrow-job"
 TOKEN_META: Final = "regrow-attempt"  # noqa: S105 - the name of a field
 RANK_META: Final = "regrow-rank"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LONGEST_SETUP_S: Final = 86_400.0
 EXCLUDES: Final = ("__pycache__", ".git", ".venv", "*.pyc")
 """What is not uploaded."""
 
@@ -35,6 +37,7 @@ class RankJob:
         working_dir: A directory that is uploaded, and where it is run; empty: none.
         pip: Requirements that are installed for it.
         env: Variables for it.
+        setup_s: How long a host may take to make its runtime environment, in seconds.
         directory: The directory that it writes checkpoints to: the attempts' token guards it; None:
             it writes none.
     """
@@ -44,6 +47,7 @@ class RankJob:
     working_dir: str = ""
     pip: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    setup_s: float = 600.0
     directory: str | None = None
 
     def __post_init__(self) -> None:
@@ -53,6 +57,8 @@ class RankJob:
             raise UsageError("a job needs a command")
         if self.working_dir and not Path(self.working_dir).is_dir():
             raise UsageError(f"there is no directory {self.working_dir} to upload")
+        if not 0 < self.setup_s < _LONGEST_SETUP_S:
+            raise UsageError(f"setup_s must be more than 0 s and less than {_LONGEST_SETUP_S:g} s")
         if self.directory == "":
             raise UsageError("the directory for checkpoints has an empty name")
         if self.directory is not None and "://" in self.directory:
@@ -89,6 +95,7 @@ class RankJob:
             # The rank's program: so that hosts need no installation of ours.
             "py_modules": [str(package)],
             "excludes": list(EXCLUDES),
+            "config": {"setup_timeout_seconds": math.ceil(self.setup_s)},
         }
         if self.working_dir:
             env["working_dir"] = self.working_dir

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, final
@@ -60,6 +60,11 @@ class LogKeeper:
         """Begins to follow a job."""
         course = self._follow(rank, job_id)
         self._following.append(asyncio.run_coroutine_threadsafe(course, self._loop))
+
+    def add(self, rank: int, lines: Sequence[str]) -> None:
+        """Adds what a rank that never ran could not print."""
+        with self.path(rank).open("a", encoding="utf-8") as file:
+            self._take(rank, "".join(f"{line}\n" for line in lines), file.write)
 
     def settle(self, timeout_s: float) -> None:
         """Waits for the rest of jobs that have ended, all in all so long."""

@@ -26,6 +26,9 @@ START_ENVIRON: Final = {
     "RAY_agent_register_timeout_ms": "150000",
     "RAY_raylet_start_wait_time_s": "150",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A runtime environment that cannot be made cannot the next time, for which Ray copies all of a
+    # virtual environment again; pip itself tries again where a network fails.
+    "RUNTIME_ENV_RETRY_TIMES": "1",
 }
 """The variables with which raylets are started on this machine."""
 

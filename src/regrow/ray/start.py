@@ -18,13 +18,17 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from regrow.errors import NoRayHeadError, RegrowError
 from regrow.locks import lock
+from regrow.ray.knock import knock
 
 RAYLET_DIED: Final = "Ray's raylet has died at its start"
 _PATIENCE_S: Final = 150.0
 _LOCK_S: Final = 200.0
 _POLL_S: Final = 0.1
+_HEAD_S: Final = 30.0
 _ADDRESS: Final = "--node-ip-address="
+_HEAD: Final = "--address="
 _TRIES: Final = 4
 # Within each question for the new node Ray waits so long for it, and would not see a raylet die.
 _ASK_ENVIRON: Final = {"RAY_raylet_start_wait_time_s": "1"}
@@ -47,6 +51,19 @@ def _ray_start() -> Any:
     return start
 
 
+def _await_head(patience_s: float) -> None:
+    """Waits until a head answers; Ray would try for a quarter of an hour."""
+    address = next(word.removeprefix(_HEAD) for word in sys.argv if word.startswith(_HEAD))
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return knock(address)
+        except RegrowError as error:
+            if not isinstance(error, NoRayHeadError) or time.monotonic() > deadline:
+                raise SystemExit(f"Error: {error}") from None
+            time.sleep(_POLL_S)
+
+
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Holds off other raylets that start on this machine."""
@@ -56,6 +73,8 @@ def _alone() -> Iterator[None]:
         if not lock(descriptor, timeout_s=_LOCK_S):
             text = f"Error: waited {_LOCK_S:g} s for other raylets of this machine to start"
             raise SystemExit(text)
+        # One that has died meanwhile is not waited for: that would hold off the others.
+        _await_head(0.0)
         yield
     finally:
         os.close(descriptor)
@@ -120,6 +139,8 @@ def main() -> None:
     # A second head would find the port of the first one's controller taken.
     _be_patient(last_try=number >= _TRIES or is_head)
     _keep_apart()
+    if not is_head:
+        _await_head(_HEAD_S)
     # A head has a directory of its own for its sockets.
     with contextlib.nullcontext() if is_head else _alone():
         start(["--dashboard-agent-listen-port=0", *sys.argv[1:]], prog_name="ray start")
