@@ -8,15 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rays import LONG, raylets_at, until
 
-from regrow.processes import name_of
+from regrow.errors import NoClusterError
+from regrow.processes import ProcessStat, descendants_of, name_of
 from regrow.ray import RayCluster
-from regrow.ray.head import RayHead
+from regrow.ray.head import HeadEntry, RayHead
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ADDRESS = "127.62.0.1"
@@ -58,16 +61,59 @@ def started_in(home: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_head_whose_start_is_ended_leaves_nothing(tmp_path: Path, signum: int) -> None:
+def children_of(parent: int) -> list[int]:
+    stats = {pid: ProcessStat.of(pid) for pid in descendants_of({parent})}
+    return [pid for pid, stat in stats.items() if stat is not None and stat.parent == parent]
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """For Ray's sockets, whose paths must be short."""
+    directory = Path(tempfile.mkdtemp(prefix="rgt-", dir="/tmp"))
+    yield directory
+    directory.rmdir()
+
+
+def head_up(home: Path, scratch: Path) -> subprocess.Popen[bytes]:
+    """A command that has begun to start a head."""
     words = ["ray", "head", "up", "--port", "0", "--dashboard-port", "0"]
-    command = subprocess.Popen(
-        [sys.executable, "-m", "regrow", *words], env=os.environ | {"REGROW_HOME": str(tmp_path)}
-    )
-    until(lambda: "gcs_server" in [name_of(pid) for pid in started_in(tmp_path)])
+    environ = {"REGROW_HOME": str(home), "TMPDIR": str(scratch)}
+    command = subprocess.Popen([sys.executable, "-m", "regrow", *words], env=os.environ | environ)
+    until(lambda: "gcs_server" in [name_of(pid) for pid in started_in(home)])
+    return command
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_head_whose_start_is_ended_leaves_nothing(
+    tmp_path: Path, scratch: Path, signum: int
+) -> None:
+    command = head_up(tmp_path, scratch)
     command.send_signal(signum)
     assert command.wait(LONG) == 128 + signum
     assert not started_in(tmp_path)
+
+
+def test_a_head_whose_start_is_killed_leaves_nothing(tmp_path: Path, scratch: Path) -> None:
+    command = head_up(tmp_path, scratch)
+    command.kill()
+    command.wait(LONG)
+    until(lambda: not started_in(tmp_path) and not list(scratch.iterdir()))
+
+
+def test_what_a_start_has_left_is_ended_by_the_next_command(tmp_path: Path, scratch: Path) -> None:
+    command = head_up(tmp_path, scratch)
+    (ray_start,) = children_of(command.pid)
+    command.send_signal(signal.SIGSTOP)
+    os.kill(ray_start, signal.SIGKILL)
+    command.kill()
+    command.wait(LONG)
+    assert started_in(tmp_path)
+    entry = HeadEntry(tmp_path)
+    with pytest.raises(NoClusterError, match="is being started, or its start was killed"):
+        entry.find()
+    with pytest.raises(NoClusterError, match="no Ray head was started here"):
+        entry.down()
+    until(lambda: not started_in(tmp_path))
 
 
 def test_a_node_without_a_head_holds_off_nobody(head: RayHead) -> None:

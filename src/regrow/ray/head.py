@@ -23,7 +23,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -130,6 +130,7 @@ def start_head(
     num_cpus: int = 0,
     hang_after_s: float = HANG_AFTER_S,
     options: Sequence[str] = (),
+    begun: Callable[[RayHead], None] = lambda _: None,
 ) -> RayHead:
     """Starts a head of this process's own; nothing is entered in the home.
 
@@ -140,6 +141,7 @@ def start_head(
         num_cpus: Of the head's node; 0 keeps work off it.
         hang_after_s: A node that is silent for so long is dead.
         options: Further words of `ray start`.
+        begun: Is given the head, which has no address yet, before any process of it is there.
 
     Raises:
         UsageError: If the address is none of this machine.
@@ -161,12 +163,12 @@ def start_head(
     ]
     for _ in range(_TRIES - 1):
         try:
-            return _start_head(words, health)
+            return _start_head(words, health, begun)
         except ClusterStartError as error:
             # It gives its agents 15 s to import what they need, which a busy machine may not do.
             if RAYLET_DIED not in str(error):
                 raise
-    return _start_head(words, health)
+    return _start_head(words, health, begun)
 
 
 def _check_free(host: str, port: int) -> None:
@@ -182,7 +184,9 @@ def _check_free(host: str, port: int) -> None:
         ) from None
 
 
-def _start_head(words: Sequence[str], health: dict[str, str]) -> RayHead:
+def _start_head(
+    words: Sequence[str], health: dict[str, str], begun: Callable[[RayHead], None]
+) -> RayHead:
     run_id = f"ray-{secrets.token_hex(8)}"
     # Ray's sockets are in there, whose paths must be short.
     base = tempfile.gettempdir()
@@ -190,6 +194,7 @@ def _start_head(words: Sequence[str], health: dict[str, str]) -> RayHead:
     temp_dir = tempfile.mkdtemp(prefix="rg-ray-", dir=base)
     head = RayHead(run_id, "", "", temp_dir)
     try:
+        begun(head)
         # The dashboard's processes leave directories behind.
         environ = health | {"TMPDIR": temp_dir}
         text = _ray_start([*words, f"--temp-dir={temp_dir}"], run_id, environ, _START_S)
@@ -257,6 +262,10 @@ class HeadEntry:
         head = self._read()
         if head is None:
             raise NoClusterError("no Ray head was started here: regrow ray head up")
+        if not head.address:
+            raise NoClusterError(
+                "the Ray head is being started, or its start was killed: regrow ray head up"
+            )
         if not head.runs:
             self._remove(head)
             raise NoClusterError("the Ray head has died: start it again with regrow ray head up")
@@ -286,12 +295,15 @@ class HeadEntry:
             ClusterStartError: If it does not start.
         """
         with self.locked():
+            self._end_begun()
             with contextlib.suppress(NoClusterError):
                 raise UsageError(f"a Ray head runs already, at {self.find().address}")
-            head = start_head(**values)  # type: ignore[arg-type]
-            draft = self._file.with_suffix(f".{os.getpid()}")
-            draft.write_text(json.dumps(dataclasses.asdict(head)), encoding="utf-8")
-            draft.replace(self._file)
+            try:
+                head = start_head(**values, begun=self._enter)  # type: ignore[arg-type]
+            except BaseException:
+                self._file.unlink(missing_ok=True)
+                raise
+            self._enter(head)
             return head
 
     def add_node(self, resources: Mapping[str, float], num_cpus: int) -> str:
@@ -311,9 +323,21 @@ class HeadEntry:
             NoClusterError: If none was started; what a dead one has left has been ended then.
         """
         with self.locked():
+            self._end_begun()
             head = self.find()
             self._remove(head)
             return head
+
+    def _enter(self, head: RayHead) -> None:
+        draft = self._file.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(dataclasses.asdict(head)), encoding="utf-8")
+        draft.replace(self._file)
+
+    def _end_begun(self) -> None:
+        """Ends what is left of a start that was killed: nobody starts one while we hold the lock."""
+        head = self._read()
+        if head is not None and not head.address:
+            self._remove(head)
 
     def _read(self) -> RayHead | None:
         try:

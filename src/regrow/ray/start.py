@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 from regrow.errors import NoRayHeadError, RegrowError
 from regrow.locks import lock
+from regrow.processes import RUN_MARK, end_run
 from regrow.ray.knock import knock
 
 RAYLET_DIED: Final = "Ray's raylet has died at its start"
@@ -29,6 +33,7 @@ _POLL_S: Final = 0.1
 _HEAD_S: Final = 30.0
 _ADDRESS: Final = "--node-ip-address="
 _HEAD: Final = "--address="
+_TEMP_DIR: Final = "--temp-dir="
 _TRIES: Final = 4
 # Within each question for the new node Ray waits so long for it, and would not see a raylet die.
 _ASK_ENVIRON: Final = {"RAY_raylet_start_wait_time_s": "1"}
@@ -49,6 +54,20 @@ def _ray_start() -> Any:
     from ray.scripts.scripts import start
 
     return start
+
+
+def _end_with(starter: int) -> None:
+    """Ends what has been started for a head when whoever starts it is killed: nobody would know of it."""
+    run_id = os.environ.get(RUN_MARK, "")
+    temp_dirs = [word.removeprefix(_TEMP_DIR) for word in sys.argv if word.startswith(_TEMP_DIR)]
+    if not run_id:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        select.select([os.pidfd_open(starter)], [], [])
+    end_run(run_id)
+    for temp_dir in temp_dirs:
+        shutil.rmtree(temp_dir, ignore_errors=True)
+    os._exit(1)
 
 
 def _await_head(patience_s: float) -> None:
@@ -139,7 +158,10 @@ def main() -> None:
     # A second head would find the port of the first one's controller taken.
     _be_patient(last_try=number >= _TRIES or is_head)
     _keep_apart()
-    if not is_head:
+    if is_head:
+        # A thread, since the kernel would end only this process.
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    else:
         _await_head(_HEAD_S)
     # A head has a directory of its own for its sockets.
     with contextlib.nullcontext() if is_head else _alone():
