@@ -25,6 +25,7 @@ from regrow.errors import (
 from regrow.ray.attempts import JobState, RankView
 from regrow.ray.causes import mismatch, one_line
 from regrow.ray.knock import ADDRESS_VARIABLE, checked, knock, no_head, unanswered
+from regrow.ray.supervisors import end_supervisor
 
 _OVERRIDING: Final = (ADDRESS_VARIABLE, "RAY_API_SERVER_ADDRESS")
 _NAMESPACE: Final = b"regrow"
@@ -237,6 +238,8 @@ class RayCluster:
         """Begins to stop a job; nothing happens when it has ended."""
         with self._asked():
             self._jobs.stop_job(job_id)
+            if self._jobs.get_job_status(job_id) == "PENDING":
+                end_supervisor(self.address, job_id)
 
     async def follow(self, job_id: str) -> AsyncIterator[str]:
         """What a job prints, until it ends; what its node has lost is not there any more.
