@@ -64,7 +64,7 @@ def test_a_dashboard_is_told_as_one() -> None:
     )
 
 
-@pytest.mark.parametrize("answer", [http(b"[]"), http(b"<html>"), lambda _: b"SSH-2.0-x\r\n"])
+@pytest.mark.parametrize("answer", [http(b"7"), http(b"<html>"), lambda _: b"SSH-2.0-x\r\n"])
 def test_another_server_is_told_as_none(answer: Callable[[bytes], bytes]) -> None:
     with server(answer) as address:
         with pytest.raises(UsageError, match=f"what listens at {address} is no Ray head"):

@@ -96,7 +96,7 @@ def _is_dashboard(host: str, port: int) -> bool:
     try:
         connection.request("GET", "/api/version")
         return "ray_version" in json.loads(connection.getresponse().read())
-    except (OSError, ValueError, http.client.HTTPException):
+    except (OSError, ValueError, TypeError, http.client.HTTPException):
         return False
     finally:
         connection.close()

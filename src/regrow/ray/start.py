@@ -5,7 +5,8 @@
 Ray asks for the new node for 30 s, and a raylet ends itself when its agents, which import much, are not
 up 15 s later. So the node is waited for longer, and one whose raylet has ended is started again. Two
 raylets that start at once would take the same socket: this file is locked while one does. And each has
-its own directory for runtime environments.
+its own directory for runtime environments. Before all that a node waits for its head, which Ray would try
+for a quarter of an hour; and what has been started for a head ends with whoever starts it.
 """
 
 from __future__ import annotations
