@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import socket
+import threading
 
 import pytest
 
@@ -185,8 +186,16 @@ def test_jobs_that_cannot_be_are_refused_before_anything_is_asked(
 
 @needs_ray
 def test_slices_of_a_ray_cluster_are_not_shared_among_jobs(capsys):
+    def greet() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        head = threading.Thread(target=greet)
+        head.start()
         where = ["--launcher", "ray", "--address", f"127.0.0.1:{listener.getsockname()[1]}"]
         status, _, errors = told(capsys, "up", *where, "--spares", "1")
+        head.join()
     assert status == 2
     assert "go neither with --launcher ray nor" in errors
