@@ -39,13 +39,16 @@ from regrow.slices import (
     ResumeRequested,
     ShutdownRequested,
     SliceLost,
+    SliceTaken,
     SliceUp,
     StallGuard,
     StartHost,
     StartRequested,
+    StateSaved,
     StopHosts,
     StopRequested,
     Suspended,
+    SuspendFailed,
 )
 
 Make = Callable[..., Any]
@@ -808,3 +811,50 @@ def test_a_slice_that_is_lost_while_its_state_comes_back_is_started_again(make: 
     assert world.info(0).state == "suspended"
     assert world.of(Leave)[-1] == Leave(0, 3)
     assert not world.of(JobEnds)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_loss_after_all_was_saved_is_none_if_that_is_committed(
+    make: Make, *, commits: bool
+) -> None:
+    world = make(1, 2, hang_after_s=5.0, num_elastic_instances=0)
+    world.do(StateSaved(1))
+    world.exit(1, 1)
+    assert world.info(1).state == "up"
+    assert world.said(
+        1, "was ended by SIGKILL; lost unless its state, which is saved, is committed"
+    )
+    # Its other host falls silent, too, and nothing follows from that either.
+    world.wait(60.0, beats=(0,))
+    assert world.of(SliceLost) == world.of(JobEnds) == []
+    if commits:
+        assert world.do(Suspended(1, "a notice")) == [Leave(1, 1)]
+        world.exit(1, 0)
+        assert world.said(1, "its hosts have left")
+        assert world.membership.status(world.now)["slices"][1]["losses"] == 0
+        world.do(ResumeRequested(1))
+        world.come_up(1)
+        assert world.info(1).incarnation == 2
+        return
+    at = world.now
+    world.do(SuspendFailed(1))
+    (lost,) = world.of(SliceLost)
+    assert lost == SliceLost(1, 1, lost.cause, was_up=True)
+    assert "was ended by SIGKILL" in lost.cause
+    assert world.of(JobEnds)
+    first = world.membership.first_sign(1, 1)
+    assert first is not None
+    assert first < at - 50
+
+
+def test_a_suspension_that_fails_leaves_nothing_behind(make: Make) -> None:
+    world = make(1, 1, num_elastic_instances=1)
+    world.do(StateSaved(0))
+    assert world.do(SuspendFailed(0)) == []
+    world.exit(0)
+    assert world.of(SliceLost)[0].index == 0
+    # What takes a slice away on purpose is told at once.
+    world.do(StateSaved(1))
+    world.do(SliceTaken(1, "another slice takes its place"))
+    assert world.of(SliceLost)[1].index == 1
+    assert world.do(SuspendFailed(1)) == []

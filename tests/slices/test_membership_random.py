@@ -41,9 +41,11 @@ from regrow.slices import (
     SliceUp,
     StartHost,
     StartRequested,
+    StateSaved,
     StopHosts,
     StopRequested,
     Suspended,
+    SuspendFailed,
 )
 
 HOSTS = [1, 2, 1]
@@ -78,6 +80,7 @@ class Random(RuleBasedStateMachine):
         self.fenced: set[Key] = set()
         self.left: dict[Key, float] = {}
         self.stored: set[int] = set()
+        self.saved: dict[int, int] = {}
         self.ended = False
         self.down = False
 
@@ -109,6 +112,7 @@ class Random(RuleBasedStateMachine):
                     self.ups.add((index, incarnation))
                 case SliceLost(index, incarnation, _, was_up):
                     self.judge_current(index, incarnation)
+                    assert self.saved.get(index) != incarnation
                     up = (index, incarnation) in self.ups
                     assert was_up == (up and index not in self.stored)
                     self.losses[index, incarnation] = self.now
@@ -244,6 +248,7 @@ class Random(RuleBasedStateMachine):
 
     @rule(index=INDEX)
     def kill(self, index: int) -> None:
+        self.saved.pop(index, None)
         self.do(KillRequested(index))
 
     @rule(index=INDEX)
@@ -261,9 +266,21 @@ class Random(RuleBasedStateMachine):
         live = index in self.membership.live()
         if live:
             self.stored.add(index)
+        self.saved.pop(index, None)
         before = self.membership.info(index)
         self.do(Suspended(index, "a notice"))
         assert live or self.membership.info(index) == before
+
+    @rule(index=INDEX)
+    def save(self, index: int) -> None:
+        if index in self.membership.live():
+            self.saved[index] = self.begun[index]
+        self.do(StateSaved(index))
+
+    @rule(index=INDEX)
+    def fail_to_suspend(self, index: int) -> None:
+        self.saved.pop(index, None)
+        self.do(SuspendFailed(index))
 
     @rule(index=INDEX)
     def resume(self, index: int) -> None:
@@ -273,6 +290,8 @@ class Random(RuleBasedStateMachine):
     def give_back(self, index: int, works: bool) -> None:
         if works and index in self.membership.live():
             self.stored.discard(index)
+        if not works:
+            self.saved.pop(index, None)
         self.do(Resumed(index) if works else ResumeFailed(index, "a damaged chunk"))
         if not works and index in self.stored and not self.down:
             assert self.membership.info(index).state == "suspended"
@@ -346,6 +365,8 @@ class Random(RuleBasedStateMachine):
         """When the world obeys again, every slice comes back, unless the job is over."""
         if not hasattr(self, "membership") or self.ended or self.down:
             return
+        for index in range(len(HOSTS)):
+            self.fail_to_suspend(index)
         for _ in range(20):
             for fence in list(self.fences):
                 self.end_all(fence)

@@ -45,9 +45,11 @@ from regrow.slices.model import (
     SliceUp,
     StartHost,
     StartRequested,
+    StateSaved,
     StopHosts,
     StopRequested,
     Suspended,
+    SuspendFailed,
 )
 from regrow.slices.state import Membership, StallGuard
 from regrow.slices.story import Story, StoryEntry, StoryLine
@@ -101,11 +103,13 @@ __all__ = [
     "StallGuard",
     "StartHost",
     "StartRequested",
+    "StateSaved",
     "Status",
     "StopHosts",
     "StopRequested",
     "Story",
     "StoryEntry",
     "StoryLine",
+    "SuspendFailed",
     "Suspended",
 ]

@@ -53,6 +53,7 @@ class SliceMachine:
         "_fence_by",
         "_policy",
         "_stale",
+        "_withheld",
         "during",
         "ever_up",
         "fenced",
@@ -62,6 +63,7 @@ class SliceMachine:
         "losses",
         "may_start",
         "restore_at",
+        "saved",
         "start_failures",
         "started_at",
         "state",
@@ -82,6 +84,7 @@ class SliceMachine:
         self.losses: dict[int, Loss] = {}
         self.may_start = True
         self.restore_at: float | None = None
+        self.saved = False
         self.start_failures = 0
         self.started_at = 0.0
         self.stopped = False
@@ -90,6 +93,7 @@ class SliceMachine:
         self._fence_by = 0.0
         self._policy = policy
         self._stale: set[tuple[str, int, int]] = set()
+        self._withheld: tuple[str, float] | None = None
 
     # --- what is known ---
 
@@ -97,6 +101,11 @@ class SliceMachine:
     def gone(self) -> bool:
         """Whether a slice that was there is not there now; one whose state is saved is not gone."""
         return self.ever_up and self.state in ("lost", "starting") and not self.stored
+
+    @property
+    def withholds(self) -> bool:
+        """Whether it is going to be lost, unless what it has saved is committed."""
+        return self._withheld is not None
 
     @property
     def leased(self) -> bool:
@@ -116,6 +125,8 @@ class SliceMachine:
 
     def deadline(self) -> float | None:
         """When `tick` must be called at the latest."""
+        if self.withholds:
+            return None
         times: list[float | None] = []
         if self.state in HELD:
             times = [host.expires_at(self._policy) for host in self.hosts]
@@ -273,6 +284,9 @@ class SliceMachine:
             asked: By an operator, so it is no failed start.
             since: When the fault first showed; None: now.
         """
+        if self.saved and not asked:
+            return self._withhold(cause, now, since)
+        self.saved, self._withheld = False, None
         was_up = self.state in LIVE and not self.stored
         self._move("lost")
         heard = [host.heard_at for host in self.hosts if host.heard_at is not None]
@@ -298,6 +312,13 @@ class SliceMachine:
             Fence(self.index, self.incarnation),
         ]
 
+    def _withhold(self, cause: str, now: float, since: float | None) -> list[Action]:
+        """Keeps a loss back: there is none if what the slice has saved is committed."""
+        if self._withheld is None:
+            self._withheld = cause, now if since is None else since
+            self._tell(now, f"{cause}; lost unless its state, which is saved, is committed")
+        return []
+
     def take(self, cause: str, now: float) -> list[Action]:
         """Gives the current incarnation up, if there is one."""
         return self.lose(clean(cause), now, asked=True) if self.state in HELD else []
@@ -321,9 +342,23 @@ class SliceMachine:
         self._tell(now, f"restore was asked for: starts {when}")
         self.restore_at = now
 
+    def state_saved(self, now: float) -> None:
+        """All that it holds is saved: from now on a loss is kept back."""
+        self.saved = True
+        self._tell(now, "its state is saved")
+
+    def suspend_failed(self, now: float) -> list[Action]:
+        """What was saved is not committed: a loss that was kept back is one."""
+        withheld, self._withheld, self.saved = self._withheld, None, False
+        if withheld is None or self.state not in HELD:
+            return []
+        cause, since = withheld
+        return self.lose(cause, now, since=since)
+
     def suspend(self, why: str, now: float) -> list[Action]:
         """The state is saved: the processes leave."""
         held = self.state in HELD
+        self.saved, self._withheld = False, None
         if self.state != "suspended":
             self._move("suspended")
         if held:
@@ -406,6 +441,8 @@ class SliceMachine:
         return []
 
     def _expire(self, now: float) -> list[Action]:
+        if self.withholds:
+            return []
         due = [
             (at, host)
             for host in self.hosts

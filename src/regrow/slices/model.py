@@ -244,6 +244,24 @@ class SliceTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSaved:
+    """All hosts of a slice have saved their state, which is about to be committed.
+
+    What happens to them is no loss until it is known what becomes of that: `Suspended`, and it has cost
+    nothing, or `SuspendFailed`.
+    """
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendFailed:
+    """A suspension was given up: the slice is what it was, or lost if its hosts are gone meanwhile."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Suspended:
     """The state of a slice is saved: its processes leave, and it is not lost by that."""
 
@@ -303,7 +321,10 @@ class ShutdownRequested:
 Request: TypeAlias = (
     KillRequested | RestoreRequested | StopRequested | ContRequested | ResumeRequested
 )
-SliceEvent: TypeAlias = Fenced | SliceTaken | Request | Noted | Suspended | Resumed | ResumeFailed
+News: TypeAlias = (
+    Fenced | SliceTaken | Noted | StateSaved | SuspendFailed | Suspended | Resumed | ResumeFailed
+)
+SliceEvent: TypeAlias = Request | News
 Event: TypeAlias = HostEvent | SliceEvent | Progressed | StartRequested | ShutdownRequested
 
 

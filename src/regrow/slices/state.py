@@ -33,6 +33,7 @@ from regrow.slices.model import (
     HostEvent,
     JobEnds,
     KillRequested,
+    News,
     Noted,
     Policy,
     Progressed,
@@ -47,8 +48,10 @@ from regrow.slices.model import (
     SliceLost,
     SliceTaken,
     StartRequested,
+    StateSaved,
     StopRequested,
     Suspended,
+    SuspendFailed,
 )
 from regrow.slices.story import StoryLine
 
@@ -275,11 +278,7 @@ class Membership:
         return max((one.story.lines[-1].at for one in self._slices if one.story.lines), default=0)
 
 
-def _news(
-    machine: SliceMachine,
-    event: Fenced | SliceTaken | Noted | Suspended | Resumed | ResumeFailed,
-    now: float,
-) -> list[Action]:
+def _news(machine: SliceMachine, event: News, now: float) -> list[Action]:
     """Takes what the head tells of a slice."""
     match event:
         case Fenced():
@@ -290,9 +289,13 @@ def _news(
             return machine.take(event.cause, now)
         case Resumed():
             machine.resumed(now)
+        case StateSaved() if machine.state in LIVE:
+            machine.state_saved(now)
+        case SuspendFailed():
+            return machine.suspend_failed(now)
         case Suspended() if machine.state in LIVE:
             return machine.suspend(event.why, now)
-        case ResumeFailed() if machine.stored:
+        case ResumeFailed() if machine.stored and machine.state != "stopping":
             return machine.suspend(event.cause, now)
     return []
 
@@ -317,7 +320,8 @@ def _problems(machine: SliceMachine, *, ended: bool) -> Iterable[str]:
         yield f"{machine.state}, but {machine.missing()}"
     if machine.state == "up" and any(host.link is None for host in machine.hosts):
         yield f"up, but {machine.missing()}"
-    if machine.state in HELD and any(host.gone for host in machine.hosts):
+    gone = any(host.gone for host in machine.hosts)
+    if machine.state in HELD and gone and not machine.withholds:
         yield f"{machine.state}, but {machine.missing()}"
     if machine.restore_at is not None and machine.state not in ("lost", "suspended"):
         yield f"{machine.state}, but to be restored"
