@@ -253,7 +253,7 @@ class LocalCluster:
         """Has slices leave with their state saved; clients wait until `resume`.
 
         Args:
-            slices: Which; None: all.
+            slices: Which; None: all. One that is being resumed is suspended again, as it was.
             url: Where the state goes; None: to `gcs_scratch_location`, or the home.
             timeout_s: How long it may take, in seconds.
 
@@ -285,7 +285,8 @@ class LocalCluster:
 
         Raises:
             UsageError: There is no such slice, or its devices cannot be divided among so many hosts.
-            ClusterError: They are not suspended, or their state cannot be read: they stay so.
+            ClusterError: They are not suspended, or their state cannot be read, or `suspend` has
+                taken the resumption back: they stay so.
         """
         params = {"slices": slices, "hosts_per_slice": hosts_per_slice}
         back: dict[str, Any] = self._call("resume", timeout_s=timeout_s, **params)

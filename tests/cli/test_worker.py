@@ -142,6 +142,28 @@ def test_slices_come_back_with_hosts_that_join_meanwhile(regrow, joined):
 
 
 @pytest.mark.slow
+def test_hosts_that_never_join_are_given_up(regrow, joined, one_line):
+    target, _, _ = joined
+    with start_client(target, PROGRAM + AND_AGAIN) as client:
+        assert client.stdout.readline() == "4 64.0\n"
+        assert regrow("suspend", "--all").returncode == 0
+        resuming = regrow.start("resume", "--hosts-per-slice=2")
+        until(lambda: regrow("status").stdout.count("1/2") == 2)
+        told = one_line(regrow("resume", "--hosts-per-slice=1"), 3)
+        assert told.startswith("slice 0 is being resumed already (regrow suspend takes that back)")
+        assert "2 slices of far suspended in " in one_line(regrow("suspend", "--all"), 0)
+        _, errors = resuming.communicate(timeout=60)
+        assert resuming.returncode == 3
+        assert "slice 0 stays suspended, nothing is lost: its resumption was taken back" in errors
+        # The hosts that there are do, and are not started twice.
+        assert "2 slices of far resumed in " in one_line(regrow("resume"), 0)
+        slices = json.loads(regrow("status", "--json").stdout)["slices"]
+        assert [(len(one["hosts"]), one["incarnation"]) for one in slices] == [(1, 3), (1, 3)]
+        output, errors = client.communicate("go on\n", timeout=90)
+    assert output == "as before\n", errors
+
+
+@pytest.mark.slow
 def test_a_notice_to_a_host_that_has_joined_loses_nothing(regrow, joined):
     """As Kubernetes gives it: to the first process of a container, and to no other."""
     target, address, workers = joined

@@ -9,11 +9,13 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from regrow import LocalCluster
 from regrow.control import request
+from regrow.errors import RegrowError
 
 CLIENT = Path(__file__).with_name("suspend_client.py")
 ANSWER_S = 60.0
@@ -119,3 +121,12 @@ class Rig:
         """Where its state goes."""
         config = self.cluster.config
         return f"{config.home}/suspended/{config.name}-{config.run_id[:8]}"
+
+
+def outcome(act: Callable[[], Any]) -> str | None:
+    """What an act fails with, if it does."""
+    try:
+        act()
+    except RegrowError as error:
+        return str(error)
+    return None

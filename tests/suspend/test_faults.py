@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from suspend_rig import STEPS, Rig
+from suspend_rig import STEPS, Rig, outcome
 
-from regrow.errors import RegrowError
 from regrow.suspend import Manifest, Snapshots, open_storage
 from regrow.suspend.export import export, verify
 from regrow.suspend.sweep import PART_SUFFIX
@@ -73,14 +71,6 @@ def latest(url: str) -> Manifest:
     return manifest
 
 
-def outcome(rig: Rig, act: Callable[[], Any]) -> str | None:
-    try:
-        act()
-    except RegrowError as error:
-        return str(error)
-    return None
-
-
 @pytest.mark.parametrize(("when", "point", "action"), cells(SHARED, _SAMPLE))
 def test_one_fault(
     rig: Rig, expected: list[dict[str, str]], when: str, point: str, action: str
@@ -109,7 +99,7 @@ def test_one_fault(
 
 def _suspend_under(rig: Rig, before: int, point: str, action: str) -> bool:
     """Suspends slice 1; whether its state must be whole afterwards."""
-    error = outcome(rig, lambda: rig.cluster.suspend([1]))
+    error = outcome(lambda: rig.cluster.suspend([1]))
     snapshot = latest(rig.place()).number
     if point == "worker-leaves":
         assert error is None
@@ -139,39 +129,65 @@ def _suspend_under(rig: Rig, before: int, point: str, action: str) -> bool:
 
 
 @pytest.mark.slow
-def test_a_slice_that_is_lost_while_its_snapshot_is_committed(tmp_path: Path) -> None:
-    """The manifest is there, and the slice is not: its state is, and the error says where."""
-    with Rig(tmp_path) as rig:
-        rig.client.do("steps", count=STEPS)
-        manifest = _lose_while_it_is_committed(rig)
-        assert rig.states() == ["up", "lost"]
-        assert "slice 1 was lost" in rig.client.failure("digest")
-        assert rig.cluster.status()["suspended"]["snapshot"] == manifest.number == 1
-        rig.cluster.restore(1)
-        rig.cluster.wait_healthy()
-        rig.client.do("begin")
-    assert latest(rig.place()) == manifest, "the cluster has ended, and it is still there"
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_slice_that_is_lost_while_its_snapshot_is_committed(
+    rig: Rig, expected: list[dict[str, str]], signum: signal.Signals, *, commits: bool
+) -> None:
+    """What it held is saved: it is suspended if that is committed, and else it is lost."""
+    rig.client.do("begin")
+    rig.client.do("steps", count=STEPS)
+    before = rig.cluster.suspend()["snapshot"]
+    rig.cluster.resume()
+    error = _lose_while_it_is_committed(rig, signum, commits=commits)
+    if commits:
+        assert error is None
+        assert rig.states() == ["up", "suspended"]
+        assert latest(rig.place()).number == before + 1
+        rig.cluster.resume()
+        assert rig.client.do("digest") == expected[0]
+        return
+    assert str(error).startswith("slice 1 not suspended: ")
+    assert str(error).endswith(f"; snapshot {before} is still the latest")
+    assert rig.states() == ["up", "lost"]
+    assert "slice 1 was lost" in rig.client.failure("digest")
+    rig.cluster.restore(1)
+    rig.cluster.wait_healthy()
 
 
-def _lose_while_it_is_committed(rig: Rig) -> Manifest:
+def _lose_while_it_is_committed(rig: Rig, signum: signal.Signals, *, commits: bool) -> str | None:
     rig.trap(-1, "aside=wait")
     with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(outcome, rig, lambda: rig.cluster.suspend([1]))
+        told = pool.submit(outcome, lambda: rig.cluster.suspend([1]))
         manifests = Path(rig.place(), "manifests")
         until(lambda: any(manifests.glob(f"*{PART_SUFFIX}")))
+        os.kill(rig.cluster.slices[1].pids[0], signum)
+        if not commits:
+            (aside,) = manifests.glob(f"*{PART_SUFFIX}")
+            aside.unlink()
+        return told.result()
+
+
+@pytest.mark.slow
+def test_a_slice_that_is_lost_when_it_has_saved_and_others_have_not(
+    rig: Rig, expected: list[dict[str, str]]
+) -> None:
+    rig.client.do("begin")
+    rig.client.do("steps", count=STEPS)
+    rig.trap(0, "worker-saved=wait")
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(outcome, rig.cluster.suspend)
+        until(lambda: rig.cluster.slices[1].story[-1].endswith("its state is saved"))
         os.kill(rig.cluster.slices[1].pids[0], signal.SIGKILL)
-        error = told.result()
-    manifest = latest(rig.place())
-    assert error == (
-        "slice 1 not suspended: slice 1 had been lost meanwhile; snapshot "
-        f"{manifest.number} at {rig.place()} was committed before that, and holds the state"
-    )
-    return manifest
+        assert told.result() is None
+    assert rig.states() == ["suspended", "suspended"]
+    rig.cluster.resume()
+    assert rig.client.do("digest") == expected[0]
 
 
 def _resume_under(rig: Rig, action: str) -> None:
     """Resumes both slices."""
-    error = outcome(rig, rig.cluster.resume)
+    error = outcome(rig.cluster.resume)
     if action == "fail":
         assert error is not None
         assert "slice 1 stays suspended, nothing is lost: " in error
@@ -192,7 +208,7 @@ def test_the_head_is_killed(tmp_path: Path, when: str, point: str) -> None:
         if when == "resume":
             rig.cluster.suspend()
         rig.trap(-1, f"{point}=kill")
-        error = outcome(rig, rig.cluster.suspend if when == "suspend" else rig.cluster.resume)
+        error = outcome(rig.cluster.suspend if when == "suspend" else rig.cluster.resume)
         assert error is not None
         new = when == "resume" or point in NEW_HEAD
         manifest = latest(url)

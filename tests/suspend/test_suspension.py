@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from suspend_rig import STEPS, Client, Rig
+from suspend_rig import STEPS, Client, Rig, outcome
 
 from regrow.cli import main
 from regrow.errors import ClusterError, UsageError
+from regrow.processes import is_running
 from regrow.suspend import Snapshots, open_storage
 from regrow.suspend.export import export, find, held, verify
+from regrow.suspend.points import WAIT_S
 from waiting import until
 
 
@@ -131,6 +134,98 @@ def test_slices_come_back_with_another_number_of_hosts(
     check(begun, expected)
 
 
+def loads(rig: Rig, index: int) -> bool:
+    """Whether the hosts of a slice are up, and read its state."""
+    return rig.states()[index] == "up" and index in rig.suspended()
+
+
+def test_a_suspension_takes_a_resumption_back(
+    begun: Rig, expected: list[dict[str, str]], tmp_path: Path
+) -> None:
+    begun.cluster.suspend()
+    begun.trap(1, "worker-load-begins=wait")
+    with ThreadPoolExecutor(1) as pool:
+        resumed = pool.submit(outcome, begun.cluster.resume)
+        until(lambda: begun.suspended() == [1] and loads(begun, 1))
+        begun.client.post("digest")
+        with pytest.raises(ClusterError, match="everything is as it was: other slices are"):
+            begun.cluster.suspend(url=str(tmp_path))
+        again = begun.cluster.suspend()
+        assert resumed.result() == (
+            "slice 1 stays suspended, nothing is lost: its resumption was taken back: "
+            "LocalCluster.suspend"
+        )
+    assert again["slices"] == [0, 1]
+    assert again["written"] == 0
+    assert begun.states() == ["suspended", "suspended"]
+    with pytest.raises(ClusterError, match="slice 1 is suspended already"):
+        begun.cluster.suspend([1])
+    begun.cluster.resume()
+    assert begun.client.answer()["value"] == expected[0]
+    check(begun, expected)
+
+
+def test_hosts_that_do_not_come_are_given_up_for_the_former_ones(
+    begun: Rig, expected: list[dict[str, str]]
+) -> None:
+    begun.cluster.suspend()
+    for index in (0, 1):
+        begun.trap(index, "worker-load-begins=wait")
+    with ThreadPoolExecutor(1) as pool:
+        resumed = pool.submit(outcome, lambda: begun.cluster.resume(hosts_per_slice=2))
+        until(lambda: loads(begun, 0) and loads(begun, 1))
+        begun.cluster.suspend([0])
+        with pytest.raises(ClusterError, match="slice 1 is being resumed already"):
+            begun.cluster.resume(hosts_per_slice=1)
+        begun.cluster.suspend([1])
+        assert "slice 0 stays suspended, nothing is lost" in str(resumed.result())
+    begun.cluster.resume()
+    assert [len(one.pids) for one in begun.cluster.slices] == [1, 1]
+    check(begun, expected)
+
+
+@pytest.mark.slow
+def test_clients_wait_while_one_slice_comes_back_and_another_is_suspended(
+    begun: Rig, expected: list[dict[str, str]]
+) -> None:
+    begun.cluster.suspend()
+    begun.trap(1, "worker-load-begins=wait")
+    with ThreadPoolExecutor(2) as pool:
+        resumed = pool.submit(begun.cluster.resume)
+        until(lambda: begun.suspended() == [1] and loads(begun, 1))
+        begun.client.post("digest")
+        begun.trap(0, "worker-saved=wait")
+        begun.cluster.suspend([0])
+        assert resumed.result()["slices"] == [0, 1]
+    assert begun.suspended() == [0]
+    assert begun.client.silent
+    begun.cluster.resume()
+    assert begun.client.answer()["value"] == expected[0]
+    check(begun, expected)
+
+
+@pytest.mark.slow
+def test_a_slice_that_is_lost_as_its_state_comes_in_is_started_again(
+    begun: Rig, expected: list[dict[str, str]]
+) -> None:
+    """The head hears that the state is back and that its hosts are gone at the same time."""
+    begun.cluster.suspend()
+    begun.trap(1, "worker-load-begins=wait")
+    with ThreadPoolExecutor(1) as pool:
+        resumed = pool.submit(begun.cluster.resume)
+        until(lambda: begun.suspended() == [1] and loads(begun, 1))
+        incarnation, (pid,) = begun.cluster.slices[1].incarnation, begun.cluster.slices[1].pids
+        head = begun.cluster.status()["pid"]
+        os.kill(head, signal.SIGSTOP)
+        time.sleep(WAIT_S + 2)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not is_running(pid))
+        os.kill(head, signal.SIGCONT)
+        resumed.result()
+    assert begun.cluster.slices[1].incarnation == incarnation + 1
+    check(begun, expected)
+
+
 def test_what_did_not_change_is_not_written_again(begun: Rig) -> None:
     begun.cluster.suspend()
     begun.cluster.resume()
@@ -146,6 +241,39 @@ def test_a_notice_suspends_the_slices_that_got_it(
     until(lambda: begun.states() == ["suspended", "suspended"])
     assert all("suspended: a notice: SIGTERM" in "".join(s.story) for s in begun.cluster.slices)
     begun.cluster.resume()
+    check(begun, expected)
+
+
+def test_a_notice_to_a_slice_on_its_way_back_is_heeded(
+    begun: Rig, expected: list[dict[str, str]]
+) -> None:
+    begun.cluster.suspend()
+    begun.trap(1, "worker-load-begins=wait")
+    with ThreadPoolExecutor(1) as pool:
+        resumed = pool.submit(outcome, begun.cluster.resume)
+        until(lambda: begun.suspended() == [1] and loads(begun, 1))
+        os.kill(begun.cluster.slices[1].pids[0], signal.SIGTERM)
+        told = "slice 1 stays suspended, nothing is lost: its resumption was taken back: a notice"
+        assert str(resumed.result()).startswith(told)
+    assert begun.states() == ["up", "suspended"]
+    begun.cluster.resume()
+    check(begun, expected)
+
+
+@pytest.mark.slow
+def test_a_notice_to_one_that_leaves_already_costs_no_other(
+    begun: Rig, expected: list[dict[str, str]]
+) -> None:
+    begun.trap(0, "worker-saved=wait")
+    with ThreadPoolExecutor(1) as pool:
+        saved = pool.submit(begun.cluster.suspend, [0])
+        until(lambda: waits_when_it_asks(begun), "a request of the client to be held back")
+        for one in begun.cluster.slices:
+            os.kill(one.pids[0], signal.SIGTERM)
+        assert saved.result()["slices"] == [0]
+    until(lambda: begun.suspended() == [0, 1])
+    begun.cluster.resume()
+    assert begun.client.answer()["value"] == expected[0]
     check(begun, expected)
 
 

@@ -27,6 +27,7 @@ def command(slices: tuple[int, ...], hosts_per_slice: int | None, name: str | No
     """Bring suspended slices back, by default all.
 
     Returns when their state is there again. Clients go on once no slice is suspended any longer.
+    Until then `regrow suspend` takes the resumption back.
     """
     state = find(Home(), name)
     if isinstance(state, Job):

@@ -38,7 +38,8 @@ def command(
     """Have slices leave with their state saved; clients wait until `regrow resume`.
 
     Returns when the state is committed and the processes of the slices are gone. If it is not
-    possible, everything is as it was, and the exit status is 3.
+    possible, everything is as it was, and the exit status is 3. A slice that is being resumed is
+    suspended again, as it was.
 
     --job ends the head and the client, too. That needs a script which polls
     regrow.elastic.suspend_requested(), or which is given SIGTERM by others, and saves what it needs.

@@ -13,8 +13,8 @@ from regrow.head.transfers import EpochError
 Made = Callable[[int], Any]
 
 
-async def ask(link: Link, make: Made) -> Any:
-    """The answer of a host.
+async def ask(link: Link, make: Made, heard: Callable[[Link], None] = lambda _: None) -> Any:
+    """The answer of a host; `heard` is called at the moment at which it comes.
 
     Raises:
         StatusError: It failed, or the host is lost.
@@ -25,6 +25,7 @@ async def ask(link: Link, make: Made) -> Any:
         if answer.done():
             return
         if error is None:
+            heard(link)
             answer.set_result(value)
         elif isinstance(error, EpochError):
             answer.set_exception(StatusError(error.code, error.message))
@@ -36,7 +37,10 @@ async def ask(link: Link, make: Made) -> Any:
 
 
 async def ask_all(
-    questions: Iterable[tuple[Link, Made]], timeout_s: float | None, what: str
+    questions: Iterable[tuple[Link, Made]],
+    timeout_s: float | None,
+    what: str,
+    heard: Callable[[Link], None] = lambda _: None,
 ) -> list[Any]:
     """The answers of several hosts; the first error ends it.
 
@@ -44,7 +48,7 @@ async def ask_all(
         StatusError: One failed, or is lost.
         WaitTimeout: Not all have answered in time.
     """
-    tasks = [asyncio.ensure_future(ask(link, make)) for link, make in questions]
+    tasks = [asyncio.ensure_future(ask(link, make, heard)) for link, make in questions]
     try:
         async with asyncio.timeout(timeout_s):
             return list(await asyncio.gather(*tasks))

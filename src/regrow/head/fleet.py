@@ -233,6 +233,7 @@ class Fleet:
                 "log_level": self._config.log_level,
             },
             note=lambda text: self.handle(Noted(index, text)),
+            wanted=lambda: self.membership.admits(index, host, incarnation) is None,
         )
         try:
             process = await self._launcher.start(spec)
@@ -386,7 +387,8 @@ class Fleet:
 
         def lost() -> bool:
             info = self.membership.info(index)
-            return info.incarnation != incarnation or info.state == "lost"
+            # What is saved and about to be committed is suspended then, and not lost.
+            return info.incarnation != incarnation or info.state in ("lost", "suspended")
 
         await self._until(lost, what, _LOSS_S)
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
@@ -48,13 +49,11 @@ class Saved:
     Attributes:
         number: Its number.
         stored: What the slices that were asked for have saved.
-        nbytes: How much that is.
-        written: How much of it was not in storage before.
+        written: How many bytes of it were not in storage before.
     """
 
     number: int
     stored: Stored
-    nbytes: int
     written: int
 
 
@@ -63,11 +62,24 @@ class Saving:
     """Saves the state of slices, and knows how fast the storage is."""
 
     def __init__(
-        self, config: HeadConfig, runtime: Runtime, sessions: Callable[[], Sessions]
+        self,
+        config: HeadConfig,
+        runtime: Runtime,
+        sessions: Callable[[], Sessions],
+        on_saved: Callable[[int], None],
     ) -> None:
+        """Knows nothing of any storage yet.
+
+        Args:
+            config: Of the head.
+            runtime: Of the head.
+            sessions: Tells of all clients' sessions.
+            on_saved: Is told of each slice that has nothing to save any more.
+        """
         self._config = config
         self._runtime = runtime
         self._sessions = sessions
+        self._on_saved = on_saved
         self._speed: float | None = None
 
     async def save(
@@ -116,7 +128,7 @@ class Saving:
         await asyncio.to_thread(store.commit, manifest)
         written = sum(answer[2] for answer in answers.values())
         self._learn(written, max((answer[3] for answer in answers.values()), default=0.0))
-        return Saved(number, stored, sum(answer[1] for answer in answers.values()), written)
+        return Saved(number, stored, written)
 
     def _check(
         self, wanted: Sequence[int], inventory: Inventory | None, grace_s: float | None
@@ -191,17 +203,24 @@ class Saving:
     ) -> dict[int, Any]:
         links = self._links(wanted)
         count = len(links)
+        left = Counter(link.slice_index for link in links.values())
 
         def question(turn: int, host: int) -> Callable[[int], Any]:
             aids = inventory.on_host(host)
             return lambda rid: c.Save(rid, store.url, aids, turn / count)
+
+        def heard(link: Link) -> None:
+            left[link.slice_index] -= 1
+            if not left[link.slice_index]:
+                self._on_saved(link.slice_index)
 
         questions = [
             (link, question(turn, host)) for turn, (host, link) in enumerate(links.items())
         ]
         timeout_s = SAVE_S if grace_s is None else grace_s
         try:
-            answers = await ask_all(questions, timeout_s, f"state to be written to {store.url}")
+            what = f"state to be written to {store.url}"
+            answers = await ask_all(questions, timeout_s, what, heard)
         except (StatusError, WaitTimeout):
             await self._give_up(links.values())
             raise

@@ -9,8 +9,9 @@ A suspension has these steps, and until the manifest is there the cluster is as 
    suspended any longer, programs are loaded again and the gate is opened.
 
 If a slice is lost while its state is being saved, the suspension is given up and the loss is a loss as any
-other. If new hosts are lost while they read, the slice is started again. What cannot be read leaves the
-slice suspended.
+other; once the slice has saved it is none, unless the others or the manifest fail. If new hosts are lost
+while they read, the slice is started again. What cannot be read leaves the slice suspended, and so does a
+suspension of a slice that is on its way back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias, final
 
 from regrow.config import HeadConfig
@@ -33,7 +34,17 @@ from regrow.head.regrouping import regrouped
 from regrow.head.runtime import Runtime
 from regrow.head.saving import Saving, Stored
 from regrow.head.topology import Topology
-from regrow.slices import LIVE, Event, Membership, Resumed, ResumeFailed, ResumeRequested, Suspended
+from regrow.slices import (
+    LIVE,
+    Event,
+    Membership,
+    Resumed,
+    ResumeFailed,
+    ResumeRequested,
+    StateSaved,
+    Suspended,
+    SuspendFailed,
+)
 from regrow.suspend import Snapshots, open_storage
 from regrow.suspend.abandoned import FOLDER, job_folder
 from regrow.suspend.points import reach
@@ -86,7 +97,9 @@ class Suspension:
         self._runtime = runtime
         self._slices = slices
         self._sessions = sessions
-        self._saving = Saving(config, runtime, sessions)
+        self._saving = Saving(
+            config, runtime, sessions, lambda index: slices.handle(StateSaved(index))
+        )
         self._tell = tell
         self.stored: Stored = {}
         self.number = 0
@@ -94,7 +107,9 @@ class Suspension:
         self._used: set[str] = set()  # Places where there are snapshots.
         self._needed: set[str] = set()  # Those where one has what a lost slice held.
         self._turn = asyncio.Lock()
-        self._awaited: dict[int, asyncio.Future[None]] = {}
+        self._saves = False
+        self._awaited: dict[int, asyncio.Future[None]] = {}  # Of the slices on their way back.
+        self._former_hosts: int | None = None  # Until one is back with another number of them.
         self._noticed: set[int] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         runtime.suspension = self
@@ -132,7 +147,8 @@ class Suspension:
         state nor the new one.
 
         Args:
-            slices: Which; None: all that are not suspended yet.
+            slices: Which; None: all that are not suspended yet. One that is being resumed is
+                suspended again, as it was.
             why: What asked for it.
             url: Where the state goes; None: to the place of this cluster.
             grace_s: When the hosts will be ended by others; None: nobody is in a hurry.
@@ -153,48 +169,112 @@ class Suspension:
         self, slices: Sequence[int] | None, why: str, store: Snapshots, grace_s: float | None
     ) -> dict[str, Any]:
         async with self._turn:
-            began, before = time.monotonic(), self.number
-            wanted = self._wanted(slices)
-            gate = self._runtime.gate
-            gate.close()
-            try:
-                reach("head-gate-closed")
-                saved = await self._save(wanted, why, store, grace_s)
-            except (StatusError, StorageError, WaitTimeout, ControlError) as error:
-                told = self._not_suspended(wanted, before, error)
-                if not self.stored:
-                    gate.open()
-                # What was written in vain would keep a disk full.
-                await self._sweep(store)
-                raise told from None
-            await self._leave(tuple(wanted), why)
-            await self._sweep(store)
-            return saved | {"took_s": time.monotonic() - began}
+            began = time.monotonic()
+            wanted, coming = self._wanted(slices, noticed=grace_s is not None)
+            self._check_place(wanted, store)
+            if coming:
+                await self._take_back(coming, why)
+            written = 0
+            if wanted:
+                written = await self._suspend_live(wanted, why, store, grace_s, coming)
+            return {
+                "snapshot": self.number,
+                "url": self.describe()["url"],
+                "slices": sorted([*wanted, *coming]),
+                "bytes": self._size([*wanted, *coming]),
+                "written": written,
+                "took_s": time.monotonic() - began,
+            }
 
-    def _wanted(self, slices: Sequence[int] | None) -> dict[int, int]:
-        """Slices that can be suspended, with their incarnations."""
-        membership = self._slices.membership
-        if slices is None:
-            slices = [index for index in range(len(membership)) if index not in self.stored]
-        wanted = {}
-        for index in sorted(set(slices)):
+    async def _suspend_live(
+        self,
+        wanted: Mapping[int, int],
+        why: str,
+        store: Snapshots,
+        grace_s: float | None,
+        coming: Sequence[int],
+    ) -> int:
+        """Suspends slices that are up; returns how many bytes were written."""
+        before = self.number
+        try:
+            with self._gate_closed():
+                reach("head-gate-closed")
+                written = await self._save(wanted, why, store, grace_s)
+        except (StatusError, StorageError, WaitTimeout, ControlError) as error:
+            for index in wanted:
+                self._slices.handle(SuspendFailed(index))
+            told = self._not_suspended(wanted, before, error, coming)
+            self._open_gate()
+            # What was written in vain would keep a disk full.
+            await self._sweep(store)
+            raise told from None
+        await self._leave(tuple(wanted), why)
+        await self._sweep(store)
+        return written
+
+    @contextlib.contextmanager
+    def _gate_closed(self) -> Iterator[None]:
+        """Clients wait, also when the last slice that was suspended comes back meanwhile."""
+        self._saves = True
+        self._runtime.gate.close()
+        try:
+            yield
+        finally:
+            self._saves = False
+
+    def _open_gate(self) -> None:
+        """Lets clients go on, if everything that they have is there."""
+        if not self.stored and not self._saves:
+            self._runtime.gate.open()
+
+    def _size(self, slices: Sequence[int]) -> int:
+        """How many bytes of slices are on storage."""
+        hosts = (host for index in slices for host in self.stored[index].values())
+        return sum(one.nbytes for host in hosts for part in host.values() for one in part.shards)
+
+    def _wanted(
+        self, slices: Sequence[int] | None, *, noticed: bool
+    ) -> tuple[dict[int, int], list[int]]:
+        """Slices that can be suspended, with their incarnations, and those that are on their way back.
+
+        What has got a notice and is not there any longer holds up none of the others.
+        """
+        membership, every = self._slices.membership, slices is None
+        wanted, coming = {}, []
+        for index in sorted(set(range(len(membership)) if slices is None else slices)):
             info = membership.info(index)
-            if index in self.stored:
-                raise ControlError(f"slice {index} is suspended already")
-            if info.state not in LIVE:
+            if index in self._awaited:
+                coming.append(index)
+            elif index in self.stored:
+                if not (every or noticed):
+                    raise ControlError(f"slice {index} is suspended already")
+            elif info.state in LIVE:
+                wanted[index] = info.incarnation
+            elif not noticed:
                 raise ControlError(
                     f"slice {index} is {info.state}; only a slice that is up is suspended"
                 )
-            wanted[index] = info.incarnation
-        if not wanted:
-            raise ControlError("all slices are suspended already")
-        return wanted
+        if not wanted and not coming:
+            raise ControlError("all slices are suspended already" if every else "no slice is up")
+        return wanted, coming
+
+    def _check_place(self, wanted: Mapping[int, int], store: Snapshots) -> None:
+        """Checks that all that is suspended is in one place."""
+        if wanted and self.stored and self._store is not None and self._store.url != store.url:
+            text = f"other slices are suspended to {self._store.url}; use that place"
+            raise self._not_suspended(wanted, self.number, ControlError(text), ())
 
     def _not_suspended(
-        self, wanted: Mapping[int, int], before: int, error: Exception
+        self,
+        wanted: Mapping[int, int],
+        before: int,
+        error: Exception,
+        coming: Sequence[int],
     ) -> ControlError:
         """Why slices are not suspended, and what is no longer as it was before."""
         text, why = f"{_named(tuple(wanted))} not suspended", in_words(error)
+        if coming:
+            why += f"; the resumption of {_named(coming)} was taken back before"
         if self.number > before:
             at = f"snapshot {self.number} at {self.describe()['url']}"
             return ControlError(
@@ -212,10 +292,12 @@ class Suspension:
 
     async def _save(
         self, wanted: Mapping[int, int], why: str, store: Snapshots, grace_s: float | None
-    ) -> dict[str, Any]:
-        """Saves and commits; then `number` is that of the new snapshot, also if it raises."""
-        if self.stored and self._store is not None and self._store.url != store.url:
-            raise ControlError(f"other slices are suspended to {self._store.url}; use that place")
+    ) -> int:
+        """Saves and commits; then `number` is that of the new snapshot, also if it raises.
+
+        Returns:
+            How many bytes were written.
+        """
         saved = await self._saving.save(
             tuple(wanted), why, store, grace_s=grace_s, others=self.stored, above=self.number
         )
@@ -226,13 +308,7 @@ class Suspension:
             self._needed.add(store.url)
             raise ControlError(f"{_named(lost)} had been lost meanwhile")
         self.stored |= saved.stored
-        return {
-            "snapshot": saved.number,
-            "url": store.url,
-            "slices": list(wanted),
-            "bytes": saved.nbytes,
-            "written": saved.written,
-        }
+        return saved.written
 
     async def _leave(self, wanted: Sequence[int], why: str) -> None:
         """The state is saved: the hosts leave, and are waited for."""
@@ -241,16 +317,21 @@ class Suspension:
             self._runtime.slice_leaves(index)
             self._slices.handle(Suspended(index, why))
             self._tell("slice_suspended", index, membership.info(index).incarnation, why)
-
-        def gone() -> bool:
-            infos = [membership.info(index) for index in wanted]
-            return all(host.state == "gone" for info in infos for host in info.hosts)
-
-        with contextlib.suppress(WaitTimeout):
-            await until(gone, LEAVE_S, f"the hosts of {_named(wanted)} to leave")
+        await self._until_gone(wanted)
         for index in wanted:
             self._runtime.slice_left(index, membership.info(index).incarnation)
         reach("head-left")
+
+    async def _until_gone(self, slices: Sequence[int]) -> None:
+        """Waits for the hosts of slices, which have been told to leave."""
+        membership = self._slices.membership
+
+        def gone() -> bool:
+            infos = [membership.info(index) for index in slices]
+            return all(host.state == "gone" for info in infos for host in info.hosts)
+
+        with contextlib.suppress(WaitTimeout):
+            await until(gone, LEAVE_S, f"the hosts of {_named(slices)} to leave")
 
     async def _sweep(self, store: Snapshots) -> None:
         """Removes what no snapshot needs: nobody writes to the store now."""
@@ -265,7 +346,7 @@ class Suspension:
 
     def noticed(self, index: int, why: str) -> None:
         """A host of a slice was told that it is going to be ended."""
-        if index in self._noticed or index in self.stored:
+        if index in self._noticed:
             return
         if not self._noticed:
             self._spawn(self._answer_notices(why))
@@ -276,7 +357,7 @@ class Suspension:
         noticed, self._noticed = sorted(self._noticed), set()
         began = time.monotonic()
         try:
-            await self.suspend(noticed, f"a notice: {why}", grace_s=self._config.grace_s)
+            done = await self.suspend(noticed, f"a notice: {why}", grace_s=self._config.grace_s)
         except RegrowError as error:
             log.warning("after a notice: %s", error)
             for index in noticed:
@@ -285,7 +366,7 @@ class Suspension:
         log.info("suspended %.2f s after the notice", time.monotonic() - began)
         if self._config.resume_after_s is not None:
             await asyncio.sleep(self._config.resume_after_s)
-            again = [index for index in noticed if index in self.stored]
+            again = [index for index in done["slices"] if index in self.stored]
             if again:
                 await self._resume_by_itself(again)
 
@@ -356,17 +437,43 @@ class Suspension:
         topology.check_hosts(hosts)
         for index in range(len(membership)):
             state = membership.info(index).state
-            if state != "suspended" or index not in wanted:
-                why = "is not to be resumed" if state == "suspended" else f"is {state}"
-                raise ControlError(
-                    f"slice {index} {why}: all slices come back with another number of hosts, or none"
-                )
+            if index in self._awaited:
+                why = "is being resumed already (regrow suspend takes that back)"
+            elif state != "suspended":
+                why = f"is {state}"
+            elif index not in wanted:
+                why = "is not to be resumed"
+            else:
+                continue
+            raise ControlError(
+                f"slice {index} {why}: all slices come back with another number of hosts, or none"
+            )
+        former = topology.hosts_per_slice
+        self._arrange(hosts)
+        if self._former_hosts is None:
+            self._former_hosts = former
+
+    def _arrange(self, hosts: int) -> None:
+        """What all slices have saved is for so many hosts of each from now on."""
+        topology = self._runtime.topology
         inventory = Inventory(self._sessions(), self._runtime.buffers)
         after = Topology(topology.slices, hosts, topology.devices_per_slice)
         stored = regrouped(self.stored, inventory.buffers.values(), after)
         self._slices.regroup(hosts)
         self._runtime.buffers.regroup(hosts)
         self.stored = stored
+
+    async def _take_back(self, slices: Sequence[int], why: str) -> None:
+        """Has slices that are on their way back be suspended, as they were."""
+        for index in slices:
+            self._not_back(index, f"its resumption was taken back: {why}")
+            incarnation = self._slices.membership.info(index).incarnation
+            self._tell("slice_suspended", index, incarnation, why)
+        await self._until_gone(slices)
+        whole = len(self.stored) == len(self._slices.membership) and not self._awaited
+        if whole and self._former_hosts is not None:
+            self._arrange(self._former_hosts)
+            self._former_hosts = None
 
     def _ask_back(self, index: int) -> asyncio.Future[None]:
         wait = self._awaited.get(index)
@@ -386,24 +493,30 @@ class Suspension:
 
     async def _load(self, index: int, links: Sequence[Link]) -> None:
         assert self._store is not None, "a slice is stored somewhere"
+        is_live, incarnation = self._slices.membership.is_live, links[0].incarnation
+        if not is_live(index, incarnation):
+            return
         inventory = Inventory(self._sessions(), self._runtime.buffers)
+        failure = None
         try:
             await load(links, self.stored[index], inventory, self._store.url)
         except (StatusError, WaitTimeout) as error:
-            if any(link.lost is not None for link in links):
-                log.warning("slice %d was lost while it was given its state: %s", index, error)
-                return  # The membership starts it again.
-            self._not_back(index, in_words(error))
-            return
-        reach("head-loads-in")
-        self._back(index)
+            failure = in_words(error)
+        if not is_live(index, incarnation):
+            # The membership starts it again, unless it is to be suspended.
+            log.warning("slice %d was lost while it was given its state: %s", index, failure)
+        elif failure is not None:
+            self._not_back(index, f"its state cannot be read: {failure}")
+        else:
+            reach("head-loads-in")
+            self._back(index)
 
     def _not_back(self, index: int, why: str) -> None:
-        """The state cannot be read: the slice is suspended as it was."""
+        """The slice is suspended as it was."""
         log.error("slice %d stays suspended: %s", index, why)
         incarnation = self._slices.membership.info(index).incarnation
         self._runtime.slice_leaves(index)
-        self._slices.handle(ResumeFailed(index, f"its state cannot be read: {why}"))
+        self._slices.handle(ResumeFailed(index, why))
         self._runtime.slice_left(index, incarnation)
         error = ControlError(f"slice {index} stays suspended, nothing is lost: {why}")
         wait = self._awaited.pop(index, None)
@@ -412,12 +525,12 @@ class Suspension:
 
     def _back(self, index: int) -> None:
         del self.stored[index]
+        self._former_hosts = None
         self._slices.handle(Resumed(index))
         incarnation = self._slices.membership.info(index).incarnation
         self._tell("slice_resumed", index, incarnation, "")
-        if not self.stored:
-            # Programs are loaded again as they are used, as after a loss.
-            self._runtime.gate.open()
+        # Programs are loaded again as they are used, as after a loss.
+        self._open_gate()
         reach("head-resumed")
         wait = self._awaited.pop(index, None)
         if wait is not None and not wait.done():

@@ -24,6 +24,7 @@ class HostSpec:
         secret: What the worker proves to know when it connects.
         options: Further entries of the worker's specification.
         note: Is told what its start waits for, if that may take long.
+        wanted: Whether it is to be started still; one that is not is not waited for.
     """
 
     slice_index: int
@@ -34,6 +35,7 @@ class HostSpec:
     secret: bytes
     options: Mapping[str, Option] = field(default_factory=dict)
     note: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
+    wanted: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
 
     @property
     def label(self) -> str:

@@ -164,7 +164,7 @@ class CloudTpuLauncher:
                     str(spec.host_index),
                 )
             except RegrowError as error:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or not spec.wanted():
                     raise LaunchError(f"{spec.label}: {error}") from None
                 await asyncio.sleep(_POLL_S)
             else:

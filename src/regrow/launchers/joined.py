@@ -11,9 +11,10 @@ as fits a network that is closed to others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, final
 
 from regrow.channel.handshake import LENGTH, HeadHandshake, Hello, body_bytes
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 EVERY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - hosts of other machines are to reach it
 _HANDSHAKE_S: Final = 5.0
 _START_S: Final = 70.0
+_LOOK_EVERY_S: Final = 0.1
 
 
 def worker_secret(token: str | None) -> bytes:
@@ -130,7 +132,7 @@ class JoinedLauncher:
         Raises:
             LaunchError: If it has not joined in time, or could not start it.
         """
-        host = await self._joined((spec.slice_index, spec.host_index))
+        host = await self._joined((spec.slice_index, spec.host_index), spec.wanted)
         assert host.line is not None
         told = {
             name: value
@@ -183,16 +185,20 @@ class JoinedLauncher:
             task.cancel()
         await self._local.close()
 
-    async def _joined(self, slot: tuple[int, int]) -> _Joined:
+    async def _joined(self, slot: tuple[int, int], wanted: Callable[[], bool]) -> _Joined:
+        index, number = slot
         try:
             async with asyncio.timeout(self._wait_s):
-                while slot not in self._hosts:
-                    await self._changed.wait()
+                while wanted() and slot not in self._hosts:
+                    # Nobody tells when it is wanted no longer.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), _LOOK_EVERY_S)
         except TimeoutError:
-            index, number = slot
             raise LaunchError(
                 f"waited {self._wait_s:g} s for host {number} of slice {index} to join (regrow worker)"
             ) from None
+        if not wanted():
+            raise LaunchError(f"host {number} of slice {index} is not wanted any longer")
         return self._hosts[slot]
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
