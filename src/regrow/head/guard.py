@@ -8,8 +8,10 @@ come here: it is the answer to that request, or the end of that connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Final, final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar, final
+
+T = TypeVar("T")
 
 # asyncio reports here what happens to its own connections; their owners hear of it, too.
 _CONNECTION_KEYS: Final = ("transport", "socket")
@@ -29,6 +31,31 @@ def watch(task: asyncio.Task[None]) -> None:
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.result()
+
+
+@final
+class Tasks:
+    """Tasks that are kept until they end: the loop itself forgets what nobody holds."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begins a task, whose outcome the caller looks at."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begins a task whose outcome nobody looks at."""
+        watch(self.keep(work))
+
+    async def cancel(self) -> None:
+        """Ends them all."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 @final
