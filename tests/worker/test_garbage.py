@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from regrow import LocalCluster
+
+ARENA = 64 << 20
 
 SCRIPT = """
 import threading, time
@@ -72,6 +77,72 @@ print(found[0] > 100, sum(found[5:]) < 100)
 """
 
 
+THREADS = """
+import threading, time
+import numpy as np
+from pathlib import Path
+from regrow.worker import garbage
+
+garbage._LOOK_S = 0.05
+garbage.share_one_arena()
+garbage.collect_aside(lambda: 0)
+together = threading.Barrier(6)
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+def work():
+    together.wait()
+    pieces = [np.ones(10_000) for _ in range(300)]
+    together.wait()
+
+before = resident_mib()
+threads = [threading.Thread(target=work) for _ in range(5)]
+for thread in threads:
+    thread.start()
+together.wait()
+together.wait()
+for thread in threads:
+    thread.join()
+deadline = time.monotonic() + 20
+while resident_mib() - before > 20 and time.monotonic() < deadline:
+    time.sleep(0.02)
+print(resident_mib() - before <= 20)
+"""
+
+STUCK = """
+import gc, threading
+from regrow.worker import garbage
+
+gc.disable()
+begun, go_on, gone = threading.Event(), threading.Event(), threading.Event()
+
+class InACycle:
+    def __init__(self, end):
+        self.me, self.end = self, end
+
+    def __del__(self):
+        self.end()
+
+def be_stuck():
+    begun.set()
+    go_on.wait(20)
+
+InACycle(be_stuck)
+stuck = threading.Thread(target=garbage.collect)
+stuck.start()
+begun.wait(20)
+InACycle(gone.set)
+other = threading.Thread(target=garbage.collect)
+other.start()
+other.join(0.2)
+go_on.set()
+stuck.join()
+other.join()
+print(gone.is_set())
+"""
+
+
 def run_script(script: str) -> str:
     made = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
@@ -90,3 +161,27 @@ def test_a_busy_process_keeps_it_for_the_next_snapshot() -> None:
 
 def test_no_other_thread_ends_what_is_in_a_cycle() -> None:
     assert run_script(SCRIPT) == "{'garbage'}"
+
+
+def test_what_threads_held_that_have_ended_goes_back() -> None:
+    assert run_script(THREADS) == "True"
+
+
+def test_what_becomes_garbage_while_another_thread_is_stuck_in_its_end_goes_too() -> None:
+    assert run_script(STUCK) == "True"
+
+
+def test_all_threads_of_a_worker_share_the_arena_that_goes_back() -> None:
+    with LocalCluster(slices=1, devices_per_slice=2) as cluster:
+        (pid,) = cluster.slices[0].pids
+        assert further_arenas(pid) == 0
+
+
+def further_arenas(pid: int) -> int:
+    """How many arenas of malloc's there are beside the first: each reserves 64 MiB at such a place."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    spans = [tuple(int(end, 16) for end in row[0].split("-")) for row in rows]
+    return sum(
+        start % ARENA == 0 and kind[1].startswith("rw") and rest == (end, start + ARENA)
+        for (start, end), rest, kind in zip(spans, spans[1:], rows, strict=False)
+    )

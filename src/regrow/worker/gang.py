@@ -18,7 +18,6 @@ Four rules keep survivors alive, each of them measured:
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
@@ -34,6 +33,7 @@ from jaxlib import xla_client as xc
 from regrow.channel.commands import EpochBroken, FailEpoch, FormEpoch
 from regrow.errors import Code
 from regrow.worker.callbacks import marked
+from regrow.worker.garbage import collect
 from regrow.worker.maker import Abandoned, Maker
 from regrow.worker.platform import Domain, shards_of
 from regrow.worker.sockets import cut, sockets
@@ -429,7 +429,7 @@ class Gang:
         self._last = self._present = self._agent = self.domain = None
         self._watch.clear()
         jax.clear_caches()  # type: ignore[no-untyped-call]
-        gc.collect()
+        collect()
 
 
 def enough_threads(devices: int) -> None:

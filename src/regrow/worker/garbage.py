@@ -17,10 +17,31 @@ from typing import Any, Final
 _LOOK_S: Final = 1.0
 _MANY: Final = 20_000
 # Numbers of glibc's mallopt, and the largest heap and mapping threshold that it knows.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _HEAP_BYTES: Final = 64 << 20
 _MAPPED_BYTES: Final = 32 << 20
 _NEVER: Final = 2**31 - 1
+_collecting = threading.Lock()
+
+
+def share_one_arena() -> None:
+    """All threads that are started from now on allocate from the arena that can be given back.
+
+    glibc gives every thread an arena of its own, up to eight for each core, but `malloc_trim` never
+    gives back what lies at the end of any but the first. The threads of each epoch's client would leave
+    the most that they ever held at one time behind there, for good.
+    """
+    _function_of_malloc("mallopt")(_ARENA_MAX, 1)
+
+
+def collect() -> None:
+    """Ends the cycles that are garbage now; waits while another thread is stuck in ending one.
+
+    `gc.collect` by itself returns at once while any thread is in it, so that what has become garbage
+    since that one began would stay.
+    """
+    with _collecting:
+        gc.collect()
 
 
 def collect_aside(work_done: Callable[[], int]) -> None:
@@ -44,7 +65,7 @@ def _look_for_ever(work_done: Callable[[], int]) -> None:
     while True:
         time.sleep(_LOOK_S)
         if gc.get_count()[0] > _MANY:
-            gc.collect()
+            collect()
         before, seen = seen, work_done()
         idle = idle + 1 if seen == before else 0
         # What is stuck ends long after the last command: so again, and ever more seldom.

@@ -20,7 +20,7 @@ from regrow.control import ControlConnection
 from regrow.errors import RegrowError
 from regrow.suspend.points import reach
 from regrow.worker import metadata
-from regrow.worker.garbage import collect_aside
+from regrow.worker.garbage import collect_aside, share_one_arena
 from regrow.worker.platform import initialise, make_home_client
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ def run(spec: dict[str, Any], client: Any = None) -> NoReturn:
     from regrow.worker.gang import enough_threads
     from regrow.worker.host import Host
 
+    share_one_arena()
+
     def make() -> Service:
         endpoint = spec["endpoint"]
         near = {} if isinstance(endpoint, str) else {"head_host": endpoint[0]}
@@ -79,6 +81,7 @@ def run_warm(spec: dict[str, Any]) -> NoReturn:
     from regrow.launchers.leased import unpack_spec
 
     logging.basicConfig(level=spec.get("log_level", "INFO").upper(), stream=sys.stderr)
+    share_one_arena()
     initialise()
     client = make_home_client(spec["devices"])
     try:
