@@ -39,7 +39,7 @@ WIDTH = 512
 # What was put aside is ended after 5 s, and what is stuck in a collective when XLA gives it up.
 SETTLED_S, SETTLE_LIMIT_S = 8.0, 90.0
 # Memory is not given back page by page.
-NEAR_MB = 16
+NEAR_MB = 4
 
 devices = jax.devices()
 slices = sorted({device.slice_index for device in devices})

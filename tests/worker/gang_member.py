@@ -12,7 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from worker_rig import HostRig
 
 from regrow.channel import commands as c
+from regrow.worker.garbage import collect_aside
 from regrow.worker.platform import initialise
+from regrow.worker.sockets import sockets
 
 F32 = 11
 
@@ -27,6 +29,7 @@ def main() -> None:
     initialise()
     index = int(sys.argv[1])
     rig = HostRig((index,))
+    collect_aside(rig.host.work_done)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         print("@" + json.dumps(_ACTS[name](rig, index, *arguments)), flush=True)
@@ -102,6 +105,11 @@ def broken(rig: HostRig, index: int) -> Any:
     return [list(report) for report in rig.reports.of(c.EpochBroken)]
 
 
+def ports(rig: HostRig, index: int) -> int:
+    """How many clients of epochs there are: each listens."""
+    return len(sockets(listening=True))
+
+
 _ACTS = {
     "form": form,
     "formed": formed,
@@ -115,6 +123,7 @@ _ACTS = {
     "answer": answer,
     "fail": fail,
     "broken": broken,
+    "ports": ports,
 }
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from regrow.errors import Code
 from regrow.worker.compiler import Compiler
 from regrow.worker.gang import Gang
 from regrow.worker.store import PartError
+from waiting import until
 
 MEMBER = Path(__file__).with_name("gang_member.py")
 LOSS = "slice 1 was lost: SIGKILL"
@@ -179,6 +180,19 @@ def test_a_member_that_never_comes_does_not_delay_the_next_epoch(
     both(members, "execute", 1, 100, [1], [2])
     assert both(members, "get", 2) == [["value", [2]], ["value", [2]]]
     other_service.shutdown()
+    service.shutdown()
+
+
+@pytest.mark.timeout(100)
+def test_epochs_that_end_at_the_same_time_leave_nothing(members: list[Member]) -> None:
+    for epoch in (1, 2, 3, 4):
+        address, service = open_service(2)
+        ports = form(members, epoch, address)
+        if epoch < 4:
+            for member in members:
+                member.do("fail", epoch, LOSS, ports)
+            service.shutdown()
+    until(lambda: both(members, "ports") == [1, 1], "the end of the clients of ended epochs")
     service.shutdown()
 
 
