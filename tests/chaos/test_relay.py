@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -166,6 +167,21 @@ def test_the_end_of_the_relay_breaks_its_links_alone(path: Path, echo: Echo) -> 
     with connect(path) as client:
         assert said_back(client, b"c")
     one.close()
+
+
+def test_links_that_are_just_made_when_it_ends_are_broken_and_left_nowhere(
+    path: Path, echo: Echo
+) -> None:
+    """A socket that nobody has closed would be an error of the test run, too."""
+    for _ in range(100):
+        one = Relay(str(path))
+        one.start()
+        clients = [connect(path) for _ in range(3)]
+        one.close()
+        for client in clients:
+            with client:
+                assert ends(client)
+    gc.collect()
 
 
 def test_a_server_that_is_gone(tmp_path: Path) -> None:

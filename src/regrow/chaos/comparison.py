@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
 from regrow.chaos.committed import Committed
-from regrow.chaos.printed import resolution
+from regrow.chaos.printed import PRINTED, resolution
 from regrow.chaos.tolerance import Tolerance
-from regrow.elastic.journal import RecordId, StepRecord
+from regrow.elastic.journal import Loss, RecordId, StepRecord
 
 # Decimal fractions are not exact in binary ones.
 _A_HAIR_MORE: Final = 1.0 + 1e-9
@@ -107,7 +107,7 @@ class Closeness:
     Attributes:
         comparable: Whether each step used the same records; if not, losses are not compared.
         largest: The largest relative difference of a loss.
-        at: The step with it; None: all bits are equal.
+        at: The step with it; None: all bits are equal, or what is printed of them.
         allowed: The tolerance at that step.
         exceeded: The first step whose loss differs by more than the tolerance; None: none does.
         text: That step in words; empty without one.
@@ -139,7 +139,7 @@ def closeness(run: Committed, undisturbed: Committed, tolerance: Tolerance) -> C
         highest = max(highest, size) if finite else highest
         difference = _difference(one, other, size)
         bound = tolerance.after(steps, highest / size if size and finite else 1.0)
-        if difference > largest or (at is None and one.loss.bits != other.loss.bits):
+        if difference > largest or (at is None and _is_other(one.loss, other.loss)):
             largest, at, allowed = difference, one.step, bound
         if not difference <= bound:
             text = (
@@ -148,6 +148,11 @@ def closeness(run: Committed, undisturbed: Committed, tolerance: Tolerance) -> C
             )
             return Closeness(True, difference, one.step, bound, one.step, text)
     return Closeness(True, largest, at, allowed, None)
+
+
+def _is_other(one: Loss, other: Loss) -> bool:
+    """Whether the bits differ; those of printed numbers may by a rounding."""
+    return one.bits != other.bits and PRINTED not in (one.dtype, other.dtype)
 
 
 def _difference(one: StepRecord, other: StepRecord, size: float) -> float:

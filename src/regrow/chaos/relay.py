@@ -40,6 +40,7 @@ class Relay:
         self._direct = self._path.with_name(_DIRECT)
         self._modes: dict[int, Mode] = {}
         self._lines: set[_Line] = set()
+        self._admitted: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="regrow-relay", daemon=True)
         self._stop = asyncio.Event()
@@ -105,24 +106,29 @@ class Relay:
                 self._path.chmod(0o600)
                 listener.listen()
                 listener.setblocking(False)
-                accepting = asyncio.create_task(self._accept(listener))
+                self._loop.add_reader(listener, self._accept, listener)
                 self._ready.set()
                 await self._stop.wait()
+                self._loop.remove_reader(listener)
         finally:
             # A head that ends removes its socket itself.
             with contextlib.suppress(FileNotFoundError):
                 self._direct.replace(self._path)
-        accepting.cancel()
-        await asyncio.gather(accepting, return_exceptions=True)
+        for task in self._admitted:
+            task.cancel()
+        await asyncio.gather(*self._admitted, return_exceptions=True)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        async with asyncio.TaskGroup() as group:
-            while True:
-                worker, _ = await self._loop.sock_accept(listener)
-                group.create_task(self._admit(worker))
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            worker, _ = listener.accept()
+            task = self._loop.create_task(self._admit(worker))
+            self._admitted.add(task)
+            task.add_done_callback(self._admitted.discard)
+            # Also if the relay is closed before the task has begun.
+            task.add_done_callback(lambda _: worker.close())
 
     async def _admit(self, worker: socket.socket) -> None:
-        with worker, socket.socket(socket.AF_UNIX) as head:
+        with socket.socket(socket.AF_UNIX) as head:
             credentials = worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
             pid, uid, _ = _UCRED.unpack(credentials)
             if uid != os.geteuid() or self._modes.get(pid) == "cut":
