@@ -181,10 +181,16 @@ class Job:
         return int((self.scratch / f"pid-{rank}").read_text())
 
     def processes(self) -> set[int]:
-        """All that belongs to a rank of any attempt."""
+        """All that belongs to a rank of any attempt.
+
+        A worker of Ray's that was started for a supervisor, which was ended before it came there, is
+        kept by Ray for the next one.
+        """
         found = set()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
+                if (entry / "cmdline").read_bytes().startswith(b"ray::IDLE"):
+                    continue
                 text = (entry / "environ").read_bytes()
                 if f'{ATTEMPT_VARIABLE}={{"job": "{self.name}"'.encode() in text:
                     found.add(int(entry.name))
