@@ -5,8 +5,8 @@
 
 Each trial has one TPU (`--resources '{"TPU": 1}'`), ends early if it does badly (ASHA), and has a
 checkpoint after each epoch: when its node dies it goes on from there on another one, at the cost of one
-epoch at most, while the lost host is brought back. The data is MNIST from OpenML, or where that cannot be fetched the digits that
-scikit-learn ships (1797 images of 8 x 8).
+epoch at most, while the lost host is brought back. The data is MNIST from OpenML, or where that cannot be
+fetched the digits that scikit-learn ships (1797 images of 8 x 8).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from head_world import F32, Answer, World
 
+from regrow.errors import Code, StatusError
 from regrow.head.buffers import Array
 from regrow.head.links import Lease
 from regrow.head.transfers import INLINE_BYTES
@@ -55,3 +56,18 @@ async def shards_of(world: World, array: Array, choose: Any = None) -> list[np.n
 def check(shards: list[Any], whole: Any, sharding: Sharding) -> None:
     for shard, region in zip(shards, sharding.indices(whole.shape), strict=True):
         np.testing.assert_array_equal(shard, whole[region])
+
+
+def fail_part(world: World, host: int, array: Array) -> None:
+    """The part of an array on a host is the error of a program."""
+    cell = world.hosts[host].parts[array.whole().aid][0]
+    cell.value, cell.error = None, StatusError(Code.UNKNOWN, "a program failed")
+
+
+async def check_failed(world: World, array: Array) -> None:
+    """That is what whoever waits for the array is told."""
+    waited = Answer()
+    world.runtime.transfers.ready(array.pieces(), waited)
+    await world.settle()
+    assert waited.error is not None
+    assert waited.error.message == "a program failed"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from head_world import F32, Answer, World, assert_same, one, replicated, run, tiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moved_arrays import BIG, check, put, shards_of
+from moved_arrays import BIG, check, check_failed, fail_part, put, shards_of
 
 from regrow.channel import commands as c
 from regrow.errors import Code, SliceLostError, StatusError
@@ -23,21 +24,13 @@ def test_a_failed_part_of_a_reshard_leaves_no_memory_behind() -> None:
     async def main(world: World) -> None:
         array = put(world, np.zeros((2, BIG), np.float32), tiled((0, 2), (2, 1)))
         await world.settle()
-        cell = world.hosts[1].parts[array.whole().aid][0]
-        cell.value, cell.error = None, StatusError(Code.UNKNOWN, "a program failed")
+        fail_part(world, 1, array)
         moved = world.runtime.moves.move(array, tiled((0, 2), (1, 2)))
-        waited = Answer()
-        world.runtime.transfers.ready(moved.pieces(), waited)
-        await world.settle()
-        assert waited.error is not None
-        assert waited.error.message == "a program failed"
-        del array, moved, cell
+        await check_failed(world, moved)
+        del array, moved
         await world.check_nothing_left()
 
     run(main)
-
-
-# --- between devices ------------------------------------------------------------------------------
 
 
 def test_a_move_to_where_it_is_costs_nothing() -> None:
@@ -202,13 +195,21 @@ def journeys(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Sharding], int]:
     return shape, stops, draw(st.integers(0, 1 << 30))
 
 
+def begun(
+    journey: tuple[tuple[int, ...], list[Sharding], int],
+) -> tuple[list[Sharding], np.random.Generator, np.ndarray[Any, Any]]:
+    """The stops of a journey, its dice, and the values that are on it."""
+    shape, stops, seed = journey
+    random = np.random.default_rng(seed)
+    whole = random.permutation(math.prod(shape)).astype(np.int32).reshape(shape)
+    return stops, random, whole
+
+
 @settings(max_examples=60, deadline=None)
 @given(journeys())
 def test_any_journey_of_an_array(journey: tuple[tuple[int, ...], list[Sharding], int]) -> None:
     """Whatever the shardings and the order in which hosts work: the values are right."""
-    shape, stops, seed = journey
-    random = np.random.default_rng(seed)
-    whole = random.permutation(math.prod(shape)).astype(np.int32).reshape(shape)
+    stops, random, whole = begun(journey)
 
     def choose(count: int) -> int:
         return int(random.integers(count))
@@ -234,9 +235,7 @@ def test_any_journey_with_a_loss(
     journey: tuple[tuple[int, ...], list[Sharding], int], slice_index: int, reborn: bool
 ) -> None:
     """Each value is right or the loss; nothing is waited for in vain, nothing is left behind."""
-    shape, stops, seed = journey
-    random = np.random.default_rng(seed)
-    whole = random.permutation(math.prod(shape)).astype(np.int32).reshape(shape)
+    stops, random, whole = begun(journey)
 
     def choose(count: int) -> int:
         return int(random.integers(count))

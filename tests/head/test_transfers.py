@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from head_world import F32, Answer, World, assert_same, one, replicated, run, tiled
-from moved_arrays import BIG, check, memory_of, put, shards_of
+from moved_arrays import BIG, check, check_failed, fail_part, memory_of, put, shards_of
 
 from regrow.channel import commands as c
 from regrow.errors import Code, ResourceError, SliceLostError, StatusError
@@ -217,19 +217,14 @@ def test_a_value_that_is_an_error_leaves_no_memory_behind() -> None:
     async def main(world: World) -> None:
         array = put(world, np.zeros(BIG, np.float32), one(0))
         await world.settle()
-        cell = world.hosts[0].parts[array.whole().aid][0]
-        cell.value, cell.error = None, StatusError(Code.UNKNOWN, "a program failed")
+        fail_part(world, 0, array)
         answer = Answer()
         world.runtime.transfers.get(array.piece(0), F32, (BIG,), None, answer)
         moved = world.runtime.moves.move(array, one(2))
         await world.settle()
         assert answer.error is not None
-        waited = Answer()
-        world.runtime.transfers.ready(moved.pieces(), waited)
-        await world.settle()
-        assert waited.error is not None
-        assert waited.error.message == "a program failed"
-        del array, moved, cell
+        await check_failed(world, moved)
+        del array, moved
         await world.check_nothing_left()
 
     run(main)

@@ -214,8 +214,8 @@ class Job:
     def check_nothing_left(self) -> None:
         with suppress(AssertionError):
             until(lambda: not self.processes())
-        ours = {pid: words for pid, words in _commands() if pid in self.processes()}
-        assert not ours
+        ours = self.processes()
+        assert not ours, {pid: words for pid, words in _commands() if pid in ours}
         left = self.world.raylets()
         states = [(pid, stat.state) for pid in left if (stat := ProcessStat.of(pid))]
         assert len(states) <= len(RANKS), f"raylets of hosts that are none: {states}"

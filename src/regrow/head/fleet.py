@@ -21,7 +21,7 @@ from regrow.errors import (
     UsageError,
     WaitTimeout,
 )
-from regrow.head.guard import unexpected, watch
+from regrow.head.guard import Tasks, unexpected
 from regrow.head.inflict import NEXT, inflict
 from regrow.head.links import Link
 from regrow.head.member import Member
@@ -127,7 +127,7 @@ class Fleet:
         self._pinged = 0.0
         self._pings = 0
         self._changed: asyncio.Event = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._closing = False
         self._for_next: dict[int, str] = {}
         self._unheeded: set[tuple[int, int]] = set()
@@ -155,8 +155,7 @@ class Fleet:
         self.handle(ShutdownRequested())
         for member in self._members.values():
             member.channel.close()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         for server in (self._server, self._remote):
             if server is not None:
                 await server.close()
@@ -195,7 +194,7 @@ class Fleet:
         log.info("%s", action)
         match action:
             case StartHost():
-                self._spawn(self._start(action))
+                self._tasks.spawn(self._start(action))
             case SliceUp():
                 self._up(action)
             case SliceLost():
@@ -362,12 +361,6 @@ class Fleet:
         member = self._members.get((action.index, action.host, action.incarnation))
         if member is not None and member.process is not None:
             member.process.kill()
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        watch(task)
 
     # --- what an operator asks for ---
 

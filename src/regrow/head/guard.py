@@ -51,10 +51,14 @@ class Tasks:
         """Begins a task whose outcome nobody looks at."""
         watch(self.keep(work))
 
-    async def cancel(self) -> None:
-        """Ends them all."""
+    def cancel(self) -> None:
+        """Has them all end."""
         for task in list(self._tasks):
             task.cancel()
+
+    async def close(self) -> None:
+        """Ends them all."""
+        self.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 

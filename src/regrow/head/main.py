@@ -311,7 +311,7 @@ class Head:
         self, slices: Sequence[int] | None, timeout_s: float | None, hosts_per_slice: int | None
     ) -> dict[str, Any]:
         """Brings suspended slices back."""
-        return await self._suspension.resume(slices, timeout_s, hosts_per_slice)
+        return await self._suspension.resumption.resume(slices, timeout_s, hosts_per_slice)
 
     async def wait_healthy(self, timeout_s: float | None) -> None:
         """Returns when every slice is up; raises `WaitTimeout` at the deadline."""

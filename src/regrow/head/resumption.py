@@ -199,9 +199,7 @@ class Resumption:
         self._slices.handle(ResumeFailed(index, why))
         self._runtime.slice_left(index, incarnation)
         error = ControlError(f"slice {index} stays suspended, nothing is lost: {why}")
-        wait = self._awaited.pop(index, None)
-        if wait is not None and not wait.done():
-            wait.set_exception(error)
+        self._settle(index, error)
 
     def _back(self, index: int) -> None:
         del self._suspended.stored[index]
@@ -212,6 +210,14 @@ class Resumption:
         # Programs are loaded again as they are used, as after a loss.
         self._suspended.open_gate()
         reach("head-resumed")
+        self._settle(index, None)
+
+    def _settle(self, index: int, error: ControlError | None) -> None:
+        """Tells whoever waits for a slice what has become of it."""
         wait = self._awaited.pop(index, None)
-        if wait is not None and not wait.done():
+        if wait is None or wait.done():
+            return
+        if error is None:
             wait.set_result(None)
+        else:
+            wait.set_exception(error)

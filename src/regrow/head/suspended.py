@@ -56,6 +56,11 @@ class SuspendedSlices:
         self._gate = gate
         self._saves = False
 
+    @property
+    def url(self) -> str | None:
+        """The place of the latest snapshot; None: there is none."""
+        return None if self.store is None else self.store.url
+
     @contextlib.contextmanager
     def gate_closed(self) -> Iterator[None]:
         """Clients wait, also when the last slice that was suspended comes back meanwhile."""

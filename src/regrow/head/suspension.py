@@ -43,7 +43,11 @@ log = logging.getLogger(__name__)
 
 @final
 class Suspension:
-    """Suspends the slices of a cluster, and looks after those that are suspended."""
+    """Suspends the slices of a cluster, and looks after those that are suspended.
+
+    Attributes:
+        resumption: Brings them back.
+    """
 
     def __init__(
         self,
@@ -57,17 +61,16 @@ class Suspension:
         self._config = config
         self._runtime = runtime
         self._slices = slices
-        self._sessions = sessions
         self._saving = Saving(
             config, runtime, sessions, lambda index: slices.handle(StateSaved(index))
         )
         self._tell = tell
         self._suspended = SuspendedSlices(runtime.gate)
-        self._resumption = Resumption(
+        self.resumption = Resumption(
             runtime, slices, sessions, self._suspended, tell, self._tasks.spawn
         )
         self._notices = Notices(
-            config, slices, self._suspended, self.suspend, self.resume, self._tasks.spawn
+            config, slices, self._suspended, self.suspend, self.resumption.resume, self._tasks.spawn
         )
         self._used: set[str] = set()  # Places where there are snapshots.
         self._needed: set[str] = set()  # Those where one has what a lost slice held.
@@ -86,7 +89,7 @@ class Suspension:
         return {
             "slices": sorted(self._suspended.stored),
             "snapshot": self._suspended.number or None,
-            "url": None if self._suspended.store is None else self._suspended.store.url,
+            "url": self._suspended.url,
             "waiting_clients": self._runtime.gate.waiting,
         }
 
@@ -99,22 +102,11 @@ class Suspension:
 
     def slice_up(self, index: int, links: Sequence[Link]) -> None:
         """New hosts of a suspended slice are up: they are given its state."""
-        self._resumption.slice_up(index, links)
+        self.resumption.slice_up(index, links)
 
     def noticed(self, index: int, why: str) -> None:
         """A host of a slice was told that it is going to be ended."""
         self._notices.noticed(index, why)
-
-    # --- resuming ---
-
-    async def resume(
-        self,
-        slices: Sequence[int] | None,
-        timeout_s: float | None = None,
-        hosts_per_slice: int | None = None,
-    ) -> dict[str, Any]:
-        """Starts suspended slices; see `Resumption.resume`."""
-        return await self._resumption.resume(slices, timeout_s, hosts_per_slice)
 
     # --- suspending ---
 
@@ -158,13 +150,13 @@ class Suspension:
             wanted, coming = self._wanted(slices, noticed=grace_s is not None)
             self._check_place(wanted, store)
             if coming:
-                await self._resumption.take_back(coming, why)
+                await self.resumption.take_back(coming, why)
             written = 0
             if wanted:
                 written = await self._suspend_live(wanted, why, store, grace_s, coming)
             return {
                 "snapshot": self._suspended.number,
-                "url": self.describe()["url"],
+                "url": self._suspended.url,
                 "slices": sorted([*wanted, *coming]),
                 "bytes": self._size([*wanted, *coming]),
                 "written": written,
@@ -213,7 +205,7 @@ class Suspension:
         wanted, coming = {}, []
         for index in sorted(set(range(len(membership)) if slices is None else slices)):
             info = membership.info(index)
-            if index in self._resumption.coming:
+            if index in self.resumption.coming:
                 coming.append(index)
             elif index in self._suspended.stored:
                 if not (every or noticed):
@@ -230,13 +222,8 @@ class Suspension:
 
     def _check_place(self, wanted: Mapping[int, int], store: Snapshots) -> None:
         """Checks that all that is suspended is in one place."""
-        if (
-            wanted
-            and self._suspended.stored
-            and self._suspended.store is not None
-            and self._suspended.store.url != store.url
-        ):
-            text = f"other slices are suspended to {self._suspended.store.url}; use that place"
+        if wanted and self._suspended.stored and self._suspended.url != store.url:
+            text = f"other slices are suspended to {self._suspended.url}; use that place"
             raise self._not_suspended(wanted, self._suspended.number, ControlError(text), ())
 
     def _not_suspended(
@@ -251,7 +238,7 @@ class Suspension:
         if coming:
             why += f"; the resumption of {named(coming)} was taken back before"
         if self._suspended.number > before:
-            at = f"snapshot {self._suspended.number} at {self.describe()['url']}"
+            at = f"snapshot {self._suspended.number} at {self._suspended.url}"
             return ControlError(
                 f"{text}: {why}; {at} was committed before that, and holds the state"
             )
@@ -315,12 +302,12 @@ class Suspension:
 
     async def close(self) -> None:
         """The head ends: nothing goes on; a store that nobody needs is removed."""
-        await self._tasks.cancel()
+        await self._tasks.close()
         if not self._used:
             return
         own, needed = open_storage(self.place()), set(self._needed)
-        if self._suspended.stored and self._suspended.store is not None:
-            needed.add(self._suspended.store.url)
+        if self._suspended.stored and self._suspended.url is not None:
+            needed.add(self._suspended.url)
         if own.url in self._used - needed:
             await asyncio.to_thread(own.clear)
 
