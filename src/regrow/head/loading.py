@@ -35,13 +35,18 @@ async def load(
         WaitTimeout: It took too long.
     """
     questions = []
+    confirmations = []
     for link in links:
         saved = stored[link.host]
         parts = [saved[aid] for aid in inventory.on_host(link.host) if aid in saved]
         _fail_parts(link, inventory, parts)
         whole = [(one.buffer, saved_shards(one)) for one in parts if one.error is None]
         questions.append((link, functools.partial(_question, url=url, parts=whole)))
-    await ask_all(questions, LOAD_S, f"state to be read from {url}")
+        confirmations.append((link, functools.partial(c.Ready, aids=[aid for aid, _ in whole])))
+    what = f"state to be read from {url}"
+    await ask_all(questions, LOAD_S, what)
+    # An answer may be the last that a host said, and then be read together with the news of its end.
+    await ask_all(confirmations, LOAD_S, what)
 
 
 def _fail_parts(link: Link, inventory: Inventory, parts: Sequence[PartEntry]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
 from regrow.channel import commands as c
 from regrow.channel import rgcb
@@ -31,6 +32,8 @@ from regrow.head.transfers import EpochError, Transfers
 from regrow.observe import Report
 
 log = logging.getLogger(__name__)
+
+_LAST_WORD_S: Final = 1.0
 
 
 class Suspending(Protocol):
@@ -180,7 +183,23 @@ class Runtime:
         self._on_change("job_ends", -1, 0, text)
 
     def report(self, link: Link, command: Any) -> None:
-        """A live host reports."""
+        """A live host reports.
+
+        That it gets no memory is often the last that a host says. Who hears of it would take it for an
+        error of the program, so it is told when the host has lived on for a while.
+        """
+        if not _lacks_memory(command):
+            self._report(link, command)
+            return
+
+        def report_if_alive() -> None:
+            if link.lost is None:
+                self._report(link, command)
+
+        log.warning("%s has no memory left: %s", link.name, command.message)
+        asyncio.get_running_loop().call_later(_LAST_WORD_S, report_if_alive)
+
+    def _report(self, link: Link, command: Any) -> None:
         match command:
             case c.Reply():
                 link.answered(command.rid, None, command.value)
@@ -219,6 +238,12 @@ class Runtime:
                 link.send(c.CallbackResult(command.call, refusal))
 
         self.callbacks.call(command.nonce, command.token, command.function, command.payload, done)
+
+
+def _lacks_memory(command: Any) -> bool:
+    if not isinstance(command, c.Failed | c.EpochBroken):
+        return False
+    return command.code == Code.RESOURCE_EXHAUSTED or "out of memory" in command.message.lower()
 
 
 def _error_of(failed: c.Failed) -> StatusError:
