@@ -19,6 +19,7 @@ from regrow.cluster import LocalCluster
 from regrow.control import request
 from regrow.errors import RegrowError
 from regrow.home import ClusterState, Home
+from regrow.scratch import scratch
 from regrow.start import client_environ
 
 _DEADLINE_S: Final = 60.0
@@ -59,7 +60,7 @@ def client(home: Home, name: str | None, variables: Mapping[str, str]) -> list[F
 @contextlib.contextmanager
 def _own_cluster() -> Iterator[tuple[ClusterState, Home]]:
     with (
-        tempfile.TemporaryDirectory(prefix="regrow-doctor-") as directory,
+        scratch("doctor") as directory,
         LocalCluster(1, 1, name="doctor", home=directory, start_timeout_s=_DEADLINE_S),
     ):
         home = Home(directory)

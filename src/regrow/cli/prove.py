@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from regrow.config import ClusterOptions
 from regrow.elastic.planned import Plan
 from regrow.errors import UsageError
 from regrow.processes import adopted_reaped
+from regrow.scratch import scratch
 
 DIVERGED_STATUS: Final = 1
 SCRIPT_STATUS: Final = 6
@@ -182,5 +182,5 @@ def _directory(keep: Path | None) -> Iterator[Path]:
             raise UsageError(f"--keep {keep} cannot be made: {error.strerror}") from None
         yield keep
         return
-    with tempfile.TemporaryDirectory(prefix="regrow-prove-") as path:
-        yield Path(path)
+    with scratch("prove") as path:
+        yield path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ import click
 from regrow.cli.options import seconds
 from regrow.cli.report import say
 from regrow.errors import ChannelError, ClusterError, UsageError
+from regrow.scratch import scratch
 
 _JOIN_S: Final = 600.0
 
@@ -100,9 +100,7 @@ def command(
     )
     with contextlib.ExitStack() as stack:
         if log_dir is None:
-            log_dir = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="regrow-worker-"))
-            )
+            log_dir = stack.enter_context(scratch("worker"))
         directory = log_dir
 
         async def run() -> int:

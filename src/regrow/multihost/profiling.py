@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import itertools
 import os
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any, Final, final
 import jax
 
 from regrow.client.notice import say
+from regrow.scratch import scratch
 
 _CHUNK_BYTES: Final = 1 << 20
 """A message of the coordination service; gRPC takes 4 MiB at most."""
@@ -40,13 +40,13 @@ def trace(
         timeout_s: How long process 0 waits for the traces of the others, in seconds, altogether.
     """
     exchange = _Exchange(next(_traces))
-    with tempfile.TemporaryDirectory(prefix="regrow-trace-") as own:
+    with scratch("trace") as own:
         jax.profiler.start_trace(own, profiler_options=profiler_options)
         try:
             yield
         finally:
             jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
-        written = b"".join(path.read_bytes() for path in sorted(Path(own).rglob("*.xplane.pb")))
+        written = b"".join(path.read_bytes() for path in sorted(own.rglob("*.xplane.pb")))
     if jax.process_index() != 0:
         exchange.send(written)
         return
