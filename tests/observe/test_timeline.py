@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.observe.timeline import PARTS, Activity, ElasticEvent
+from regrow.observe.timeline import PARTS, Activity, ElasticEvent, LostSteps
 
 KINDS = (
     "wait", "compile", "trace", "transfer", "load", "snapshot", "reshard", "run", "step", "decide",
@@ -144,3 +147,11 @@ def test_slices_that_are_lost_together_are_one_event() -> None:
     assert report.slices == (1, 2)
     assert report.causes == ("SIGKILL", "SIGTERM")
     assert report.parts["detect"] == pytest.approx(0.3)
+
+
+def test_a_report_as_json_is_all_of_it() -> None:
+    event = ElasticEvent("loss", 1, "was ended by SIGKILL", 0.0, 1.0)
+    event.add(Activity("load", 1.5, ended=2.0))
+    report = event.report(1, 0.0, 3.0, "recovered")
+    for one in (report, replace(report, lost=LostSteps(4, 5, False, (1,), ("a cause",)))):
+        assert json.dumps(one.to_json()) == json.dumps(asdict(one))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias, final
 
 from regrow.observe.intervals import Interval, clipped, total_s, union
@@ -164,8 +164,9 @@ class Report:
     spans: dict[str, list[Interval]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        return asdict(self)
+        """The same as JSON values, to be read only: its lists and dictionaries are this one's."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values | {"lost": None if self.lost is None else asdict(self.lost)}
 
 
 def _drawn(spans: Iterable[Interval], wall_s: float) -> list[Interval]:
