@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -43,6 +44,15 @@ def _nothing_left_at_the_end() -> Iterator[None]:
     yield
     left = _wait_until_gone(set())
     assert not left, _told("when all tests had ended", left)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """Objects that know each other stay, as in a head, which seldom looks for such garbage."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

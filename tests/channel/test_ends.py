@@ -7,11 +7,13 @@ import os
 import random
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from regrow.channel.head_end import HeadChannel
 from regrow.channel.link import Link
 from regrow.errors import FrameError, HandshakeError, ResourceError, WaitTimeout
 
@@ -295,3 +297,22 @@ def test_no_descriptor_and_no_thread_is_left(bench: Any, proxy_for: Any, wait_un
         assert "regrow-channel" not in names
 
     asyncio.run(main())
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_closed_channel_lets_go_of_its_owner() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.channel = HeadChannel("slice 0 host 0", self.hear, self.hear, self.attached)
+
+        def hear(self, news: object) -> None:
+            pass
+
+        def attached(self) -> None:
+            pass
+
+    owner = Owner()
+    owner.channel.close()
+    gone = weakref.ref(owner)
+    del owner
+    assert gone() is None

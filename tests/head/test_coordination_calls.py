@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import stat
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regrow.head import coordination_calls
+from regrow.head.coordination import Wait
 from regrow.wire import schema
+from regrow.wire.unary import Unary
 from waiting import until
 
 WAIT_S = 20.0
@@ -176,6 +179,29 @@ def test_requests_are_bounded(
     for _ in range(5):
         guest.call("InsertKeyValue", incarnations=epochs, kv=entry, allow_overwrite=True)
     guest.channel.close()
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_call_that_was_answered_leaves_nothing(served: ServedCoordination) -> None:
+    guest = Client(served.coordination.address)
+    epoch = served.open(1)
+    epochs = guest.join(epoch, 0)
+    before = _calls_kept()
+    poll = messages.PollForErrorRequest(incarnations=epochs, source_task_id=epoch.keys[0])
+    waiting = guest.begin("PollForError", poll.SerializeToString())
+    entry = messages.KeyValueEntry(key="k", value=b"v")
+    guest.call("InsertKeyValue", incarnations=epochs, kv=entry)
+    for _ in range(20):
+        guest.call("GetKeyValue", incarnations=epochs, key="k")
+    served.close(epoch)
+    assert waiting.code() is grpc.StatusCode.CANCELLED
+    guest.channel.close()
+    until(lambda: _calls_kept() <= before, "the calls to be forgotten")
+
+
+def _calls_kept() -> int:
+    kinds = (coordination_calls._Call, Unary, Wait)
+    return sum(type(one) in kinds for one in gc.get_objects())
 
 
 @settings(max_examples=60)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,17 @@ def test_a_message_that_is_none_costs_only_itself(tmp_path: Path) -> None:
         assert not bench.losses
 
     run(tmp_path, main, slices=1)
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_nothing_is_kept_of_a_host_that_has_ended(tmp_path: Path) -> None:
+    async def main(bench: Bench) -> None:
+        (process,) = await bench.come_up(1)
+        gone = weakref.ref(bench.ups.pop()[2][0])
+        process.end("SIGKILL (signal 9)")
+        await until_on_loop(lambda: gone() is None, "the link to go")
+
+    run(tmp_path, main)
 
 
 def test_the_end_of_a_process_is_the_loss_of_its_slice(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+import weakref
 from typing import Any
 
 import hpack
@@ -687,3 +688,42 @@ def test_a_lost_connection_keeps_no_memory_until_garbage_is_collected() -> None:
     finally:
         tracemalloc.stop()
         gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("how", ["answered", "by the peer", "by us", "with the connection"])
+def test_a_stream_that_is_over_lets_go_of_its_handler(h2_client: Any, how: str) -> None:
+    found = Recorders()
+    client = h2_client(found.accept)
+    client.send(client.request(1, end=True))
+    handler = found.pop(1)
+    match how:
+        case "answered":
+            handler.stream.finish(TRAILERS)
+            client.pump()
+        case "by the peer":
+            client.send(frames.rst_stream(1, frames.CANCEL))
+        case "by us":
+            handler.stream.reset(frames.CANCEL)
+        case _:
+            client.connection.lost()
+    assert handler.over_count == 1
+    gone = weakref.ref(handler)
+    del handler
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_lost_connection_lets_go_of_its_owner() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.connection = Connection(Recorders().accept, self.wake)
+
+        def wake(self) -> None:
+            pass
+
+    owner = Owner()
+    owner.connection.lost()
+    gone = weakref.ref(owner), weakref.ref(owner.connection)
+    del owner
+    assert [ref() for ref in gone] == [None, None]

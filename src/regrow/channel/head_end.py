@@ -133,6 +133,9 @@ class HeadChannel:
         """Ends the channel for good: what was kept is dropped, and the worker refused from now on."""
         self._closed = True
         self._link = Link()
+        # Whom it tells may well hold it.
+        self._on_payload = self._on_broken = _to_nobody
+        self._on_attached = None
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -180,6 +183,10 @@ class HeadChannel:
             self._stream.close()
             self._stream = None
             self._tell(self._on_broken, cause)
+
+
+def _to_nobody(_: object) -> None:
+    """Hears what a channel tells that is closed."""
 
 
 def _report(what: str, error: Exception) -> None:

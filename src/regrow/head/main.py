@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 _SHARE_OF_MEMORY: Final = 0.4
 _CLOSE_DEADLINE_S: Final = 15.0
 _TRAP: Final = "headtrap:"
+# The tables of sessions are many small objects in no cycles: what has lasted is seldom looked at. What
+# is new is soon: asyncio's connections end as cycles, and until they are found their memory grows.
+_COLLECT_AFTER: Final = (2_000, 20, 100)
 
 
 class HeadLauncher(Launcher, EntryLauncher, Protocol):
@@ -392,9 +395,8 @@ def serve_head(config: HeadConfig, launcher: HeadLauncher) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    # The tables of sessions make many small objects and no cycles: let the collector run seldom.
     gc.freeze()
-    gc.set_threshold(100_000, 50, 50)
+    gc.set_threshold(*_COLLECT_AFTER)
 
     async def run() -> None:
         await Head(config, launcher).run()

@@ -116,7 +116,7 @@ class Connection:
         streams = list(self.control.streams.values())
         self.control.streams.clear()
         self._stream = None
-        # It is part of a cycle, which may lie about for long: the head seldom looks for garbage.
+        # Whoever may still hold on to this connection, its buffer goes at once.
         self._ring = bytearray()
         self._view = memoryview(self._ring)
         self._whole = [self._view]

@@ -129,10 +129,12 @@ class Outbox:
             marks.popleft()[1].end()
 
     def lost(self) -> None:
-        """The socket is gone: let go of everything."""
+        """The socket is gone: let go of everything, also of its owners."""
         self._out.clear()
         self._ready.clear()
         self.bytes_out = 0
+        self.on_end = self.on_drain = _nothing
+        self._wake = _nobody
         while self._marks:
             self._marks.popleft()[1].end()
 
@@ -187,3 +189,7 @@ class Outbox:
 
 def _nothing(stream: Stream) -> None:
     """The default of a connection's callbacks."""
+
+
+def _nobody() -> None:
+    """Whom an outbox wakes that has no socket."""

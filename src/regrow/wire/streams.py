@@ -139,8 +139,10 @@ class Stream:
         if self.is_over:
             return
         self.is_over = True
+        # Handlers know their stream: let go of them, or only the collector would find the two.
+        handler, self.handler = self.handler, IGNORE
         try:
-            self.handler.over()
+            handler.over()
         except Exception:  # noqa: BLE001 - the other streams have to be told all the same
             _log.exception("the end of stream %d could not be handled", self.number)
 
