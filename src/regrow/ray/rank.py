@@ -42,6 +42,7 @@ from regrow.ray.cluster import KeyStore
 from regrow.ray.fence import AttemptId, current_attempt, lost_key
 from regrow.ray.hung import LOOK_S, Hung
 from regrow.ray.knock import ADDRESS_VARIABLE
+from regrow.ray.leaving import see_supervisor_end
 
 LEASE_S: Final = 10.0
 """How long a rank goes on without hearing from the head, in seconds."""
@@ -265,6 +266,7 @@ def entrypoint(arguments: Sequence[str]) -> int:
     with adopted_reaped():
         status = _await_keeper(keeper)
         end_descendants({os.getpid()})
+    see_supervisor_end()
     return status
 
 
