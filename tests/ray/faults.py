@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
 from cloud_server import LocalCloud
-from rays import LONG, raylet_at, raylets_at, until
+from rays import LONG, described, raylet_at, raylets_at, until
 
 from regrow.cloud.bodies import NodeRequest
 from regrow.cloud.client import CloudClient
@@ -109,12 +109,6 @@ def _free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("0.0.0.0", port))
             return port
-
-
-def _commands() -> Iterator[tuple[int, list[bytes]]]:
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            yield int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
 
 
 class Job:
@@ -211,11 +205,14 @@ class Job:
         turns = [token for token, _ in groupby(line.split()[0] for line in lines)]
         assert len(turns) == len(set(turns)), f"an old attempt wrote after a new one: {lines}"
 
-    def check_nothing_left(self) -> None:
+    def check_no_process_left(self) -> None:
         with suppress(AssertionError):
             until(lambda: not self.processes())
-        ours = self.processes()
-        assert not ours, {pid: words for pid, words in _commands() if pid in ours}
+        left = described(self.processes())
+        assert not left, left
+
+    def check_nothing_left(self) -> None:
+        self.check_no_process_left()
         left = self.world.raylets()
         states = [(pid, stat.state) for pid in left if (stat := ProcessStat.of(pid))]
         assert len(states) <= len(RANKS), f"raylets of hosts that are none: {states}"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import waiting
+from regrow.processes import ProcessStat, name_of
 
 LONG = 300.0
 until = functools.partial(waiting.until, timeout_s=LONG)
@@ -29,3 +32,29 @@ def raylets_at(address: str) -> Iterator[int]:
             continue
         if words[0].endswith(b"/raylet") and wanted in words:
             yield int(entry.name)
+
+
+def described(pids: Iterable[int]) -> str:
+    """Processes in one line: state, age and command of each, and below whom it is."""
+    return "; ".join(one for pid in sorted(pids) if (one := _described(pid)))
+
+
+def _described(pid: int) -> str:
+    stat = ProcessStat.of(pid)
+    if stat is None:
+        return ""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
+    try:
+        # A process that has named itself leaves the rest of its words empty.
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    command = " ".join(filter(None, words)) or name_of(pid)
+    above = " < ".join(_above(stat.parent)) or "nobody"
+    return f"{pid} ({stat.state}, {age_s:.0f} s old) {command!r} below {above}"
+
+
+def _above(pid: int) -> Iterator[str]:
+    while pid > 1 and (stat := ProcessStat.of(pid)):
+        yield f"{pid} {name_of(pid)} ({stat.state})"
+        pid = stat.parent

@@ -143,6 +143,9 @@ PHASE = {
 
 def fault_of_raylet(world: World, job: Job, signum: signal.Signals, phase: str) -> None:
     os.kill(world.raylet(1), signum)
+    if signum is signal.SIGSTOP and phase in ("training", "checkpointing"):
+        # Held until it is noticed: what is left of an attempt takes as long as that.
+        job.until_said(f"Attempt 1 of {job.name} is over")
 
 
 def fault_of_driver(world: World, job: Job, signum: signal.Signals, phase: str) -> None:
@@ -182,6 +185,35 @@ def fault_of_head(world: World, job: Job, signum: signal.Signals, phase: str) ->
 
 
 FAULT = {"raylet": fault_of_raylet, "driver": fault_of_driver, "head": fault_of_head}
+
+
+# --- a job that has ended before anybody notices ---
+
+
+@pytest.mark.slow
+def test_a_job_that_ends_while_a_raylet_hangs_leaves_no_process(
+    world: World, tmp_path: Path
+) -> None:
+    """Ray's supervisor says that the job has succeeded, and could not end without its raylet."""
+    world.ready()
+    job = Job(world, "ends", tmp_path, "ending")
+    job.start()
+    job.until(lambda: job.holds(0) and job.holds(1))
+    stopped = world.raylet(1)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        job.go_on()
+        assert job.wait() == 0, job.said()
+        job.check()
+        job.check_no_process_left()
+        stat = ProcessStat.of(stopped)
+        assert stat is not None
+        assert stat.state == "T"
+    finally:
+        # Hosts end a raylet that hangs when they are needed next.
+        until(lambda: not world.controller.joined().get(1))
+        world.ready()
+    job.check_nothing_left()
 
 
 # --- whoever does not try again is told why ---

@@ -1,6 +1,6 @@
 """A rank that trains with checkpoints; the first attempt waits where a fault is to hit it.
 
-training.py DIRECTORY WHERE    DIRECTORY/go: go on; WHERE: training, checkpointing
+training.py DIRECTORY WHERE    DIRECTORY/go: go on; WHERE: training, checkpointing, ending
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def main(scratch: Path, where: str) -> None:
             hold()
         if step % EVERY == 0:
             keep(kept, (step, state))
+    if where == "ending":
+        hold()
     keep(here / f"final-{attempt.rank}", state)
 
 
