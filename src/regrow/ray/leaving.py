@@ -32,10 +32,12 @@ def see_supervisor_end() -> None:
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(supervisor)
         if os.fork() == 0:
-            # Out of the group of processes that Ray ends with the job.
-            os.setsid()
-            _see_end(descriptor, stat.parent)
-            os._exit(0)
+            try:
+                # Out of the group of processes that Ray ends with the job.
+                os.setsid()
+                _see_end(descriptor, stat.parent)
+            finally:
+                os._exit(0)
 
 
 def _see_end(supervisor: int, raylet: int) -> None:
