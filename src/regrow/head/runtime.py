@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,10 @@ from regrow.observe import Report
 log = logging.getLogger(__name__)
 
 _LAST_WORD_S: Final = 1.0
+# Of XLA, of C++, of Python and of NumPy. Our own limits, of shared memory for one, end no process.
+_NO_MEMORY: Final = re.compile(
+    "out of memory|bad_alloc|MemoryError|unable to allocate", re.IGNORECASE
+)
 
 
 class Suspending(Protocol):
@@ -241,9 +246,8 @@ class Runtime:
 
 
 def _lacks_memory(command: Any) -> bool:
-    if not isinstance(command, c.Failed | c.EpochBroken):
-        return False
-    return command.code == Code.RESOURCE_EXHAUSTED or "out of memory" in command.message.lower()
+    failed = isinstance(command, c.Failed | c.EpochBroken)
+    return failed and _NO_MEMORY.search(command.message) is not None
 
 
 def _error_of(failed: c.Failed) -> StatusError:
