@@ -31,6 +31,15 @@ def test_many_light_executions_are_a_step_until_a_heavier_one_is_seen() -> None:
     assert taken(steps, "jit_step", 60_000, 1) == [True]
 
 
+def test_a_light_program_in_two_steps_that_were_told_is_the_step() -> None:
+    steps = Steps()
+    taken(steps, "jit_init", 50_000, 1)
+    program = steps.program("jit_step", 2_000, False)
+    told = (None, 0, 0, 1, 2)
+    assert [steps.launched(program, 0.0, step) for step in told] == [False] * 3 + [True] * 2
+    assert steps.taken == 5
+
+
 def test_programs_of_one_name_are_one() -> None:
     steps = Steps()
     taken(steps, "jit_step", 10_000, 2)

@@ -21,12 +21,23 @@ class Program:
         weight: The size of its code, in bytes: the measure of how much it does.
         small: Whether it can only be a check, or one of the small things beside a training.
         count: How often it was executed.
+        step: The first step that the client told of an execution of it.
+        repeats: Whether it was executed in two steps that the client told.
     """
 
     name: str
     weight: int = 0
     small: bool = False
     count: int = 0
+    step: int | None = None
+    repeats: bool = False
+
+    def carried(self, step: int | None) -> None:
+        """It was executed in a step that the client told, or in none."""
+        if self.step is None:
+            self.step = step
+        elif step is not None and step != self.step:
+            self.repeats = True
 
 
 # Of an execution of the step: its number, the step that it carries, the productive time before it,
@@ -54,7 +65,8 @@ class Steps:
     """Counts executions of the dominant program, which is taken for the step of the training.
 
     Of the programs that ran more than once, it is the one with the largest product of executions and
-    size of code.
+    size of code. A light one could be a helper of a step that has not run yet: it has to run often, or
+    in two steps that the client told.
 
     Attributes:
         main: That program; None as long as none is known.
@@ -97,17 +109,21 @@ class Steps:
         client has just gone back.
         """
         program.count += 1
-        if program is not self.main and not self._becomes_main(program):
+        if program is not self.main and not self._becomes_main(program, step):
             return False
         self.number += 1
         self.taken += 1
         self._marks.append((self.number, step, productive_s, expected))
         return True
 
-    def _becomes_main(self, program: Program) -> bool:
-        if program.small or program.count < 2:
+    def _becomes_main(self, program: Program, step: int | None) -> bool:
+        if program.small:
             return False
-        sure = program.count >= _SURE or 2 * program.weight >= self._heaviest
+        program.carried(step)
+        if program.count < 2:
+            return False
+        heavy = 2 * program.weight >= self._heaviest
+        sure = heavy or program.repeats or program.count >= _SURE
         score = program.count * program.weight
         if not sure or (self.main is not None and score <= self.main.count * self.main.weight):
             return False
