@@ -48,3 +48,14 @@ def test_an_elastic_event_is_told_otherwise() -> None:
     waits = LongWaits(training.run)
     training.lose()
     assert looked(training, waits, 9) == []
+
+
+def test_a_compilation_beside_the_training_is_no_wait() -> None:
+    training = trained(40)
+    waits = LongWaits(training.run)
+    training.run.begin("compile", training.now, "a program to be compiled")
+    for number in range(41, 71):
+        training.step(number)
+        assert waits.look(training.now) is None
+    # The training stands still: now it may be what is waited for.
+    assert looked(training, waits, 20)[0] == 8

@@ -41,6 +41,7 @@ class Run:
         steps: The steps.
         ledger: Where the time goes.
         latest: The program that was executed last.
+        launched_at: When that was.
         quiet_since: Since when nothing runs and the client asks for nothing, if that is so.
         usual_gap_s: How long that usually takes, in a moving average.
         usual_wait_s: How long the client usually waits, likewise.
@@ -56,6 +57,7 @@ class Run:
         self.steps = Steps()
         self.ledger = Ledger(goodput.INITIALIZATION, now)
         self.latest: Program | None = None
+        self.launched_at = now
         self.quiet_since: float | None = None
         self.usual_gap_s = 0.0
         self.usual_wait_s = 0.0
@@ -172,6 +174,7 @@ class Run:
         self._in_flight = True
         self.in_loader = False
         self.latest = program
+        self.launched_at = now
         if self.quiet_since is not None:
             self.usual_gap_s += _SHARE * (now - self.quiet_since - self.usual_gap_s)
             self.quiet_since = None

@@ -43,12 +43,16 @@ class LongWaits:
         run = self._run
         if not run.running or run.event is not None:
             return None
-        oldest = min(run.open, key=lambda one: one.began, default=None)
+        oldest = min(run.open, key=self._since, default=None)
         if oldest is not None:
-            return self._long(oldest, oldest.began, oldest, run.usual_wait_s, now)
+            return self._long(oldest, self._since(oldest), oldest, run.usual_wait_s, now)
         if run.quiet_since is not None:
             return self._long(run.quiet_since, run.quiet_since, None, run.usual_gap_s, now)
         return None
+
+    def _since(self, activity: Activity) -> float:
+        """Since when the client may be waiting for it: it was not, when it began its latest execution."""
+        return max(activity.began, self._run.launched_at) if activity.beside else activity.began
 
     def _long(
         self, key: object, since: float, activity: Activity | None, usual_s: float, now: float
