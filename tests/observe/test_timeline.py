@@ -91,6 +91,23 @@ def test_each_part_is_measured_by_itself() -> None:
     assert report.spans["load"] == [(9.0, 10.5)]
 
 
+def test_what_the_client_does_between_two_leaves_is_loading() -> None:
+    event = ElasticEvent("loss", 1, "SIGKILL", 5.0, 5.0)
+    for kind, began, ended in (
+        ("load", 6.0, 7.0),
+        ("load", 8.0, 9.0),  # the gap before is the load's
+        ("compile", 10.0, 11.0),  # this one is in no part
+        ("load", 11.0, 12.0),  # and here there is none
+        ("reshard", 13.0, 14.0),
+        ("load", 15.0, 16.0),
+        ("step", 16.0, 17.0),
+    ):
+        event.add(Activity(kind, began, ended=ended))
+    report = event.report(1, 5.0, 17.0, "recovered")
+    assert report.spans["load"] == [(1.0, 4.0), (6.0, 7.0), (10.0, 11.0)]
+    assert report.rest_s == pytest.approx(3.0)
+
+
 def test_a_compilation_that_a_loss_finds_under_way() -> None:
     compiling, ahead = Activity("compile", 9.0), Activity("compile", 9.0, beside=True)
     event = ElasticEvent("loss", 1, "SIGKILL", 10.0, 10.0, [compiling, ahead])

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias, final
 
 from regrow.observe.intervals import Interval, clipped, total_s, union
@@ -169,6 +170,21 @@ class Report:
         return values | {"lost": None if self.lost is None else asdict(self.lost)}
 
 
+def _bridged(found: dict[str, list[Interval]]) -> dict[str, list[Interval]]:
+    """The same, each part also in the moments between two of its intervals in which no part is.
+
+    There the client's own Python makes ready the next: the next leaf of a state, say.
+    """
+    covered = union(span for spans in found.values() for span in spans)
+    gaps = {end: begin for (_, end), (begin, _) in pairwise(covered)}
+    bridged = {}
+    for part, spans in found.items():
+        begins = {begin for begin, _ in spans}
+        ends = [end for _, end in spans if gaps.get(end) in begins]
+        bridged[part] = union([*spans, *((end, gaps[end]) for end in ends)])
+    return bridged
+
+
 def _drawn(spans: Iterable[Interval], wall_s: float) -> list[Interval]:
     """Intervals, joined where the gap between them is too small to be seen."""
     joined: list[Interval] = []
@@ -302,7 +318,9 @@ class ElasticEvent:
                 part = _PART_OF.get(activity.kind)
                 if part is not None:
                     found[part].append((max(activity.began, begin), until))
-        return {part: union(clipped(spans, self.began, end)) for part, spans in found.items()}
+        return _bridged(
+            {part: union(clipped(spans, self.began, end)) for part, spans in found.items()}
+        )
 
     def report(self, number: int, epoch: float, end: float, ended: str) -> Report:
         """The event in numbers, up to its end.
