@@ -14,7 +14,14 @@ import time
 from typing import Any, Final, Literal, TypedDict, final
 
 from regrow import errors
-from regrow.errors import ControlError, NoClusterError, OptionError, RegrowError, WaitTimeout
+from regrow.errors import (
+    ControlError,
+    ControlLostError,
+    NoClusterError,
+    OptionError,
+    RegrowError,
+    WaitTimeout,
+)
 
 MAX_LINE_BYTES: Final = 1 << 20
 DEFAULT_TIMEOUT_S: Final = 10.0
@@ -214,9 +221,9 @@ class ControlConnection:
         except TimeoutError:
             return []
         except OSError as error:
-            raise ControlError(f"the {self._who} is gone: {error.strerror or error}") from None
+            raise ControlLostError(f"the {self._who} is gone: {error.strerror or error}") from None
         if not chunk:
-            raise ControlError(f"the {self._who} ended before it answered {what!r}")
+            raise ControlLostError(f"the {self._who} ended before it answered {what!r}")
         return self._parse(chunk)
 
     def _parse(self, chunk: bytes) -> list[dict[str, Any]]:

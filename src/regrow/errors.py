@@ -8,6 +8,7 @@
     │   ├── NoClusterError
     │   │   └── NoRayHeadError
     │   └── ControlError      the head refused or did not answer a control request
+    │       └── ControlLostError  it ended before it answered
     ├── WaitTimeout           a wait passed its deadline; says what it waited for
     ├── ChannelError          head and worker do not understand each other
     │   ├── HandshakeError    wrong secret, role or incarnation
@@ -116,6 +117,11 @@ class NoRayHeadError(NoClusterError):
 
 class ControlError(ClusterError):
     """The head refused a control request, or did not answer it."""
+
+
+@final
+class ControlLostError(ControlError):
+    """The head ended before it answered: what it was asked for may have been done."""
 
 
 class WaitTimeout(RegrowError):

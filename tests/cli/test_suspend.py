@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from regrow.cli import main
+from regrow.control import request
 
 SMALL = ("--slices", "2", "--devices-per-slice", "1", "--hosts-per-slice", "1")
 POLITE = """
@@ -70,6 +71,29 @@ def test_slices_leave_and_come_back(regrow, here, one_line, tmp_path, monkeypatc
     assert here("suspend", "--job").returncode == 0
     regrow.nothing_left()
     assert not Path(place).exists()
+
+
+@pytest.mark.parametrize(
+    ("point", "told"),
+    [
+        (
+            "head-manifest-made",
+            "; the state is not saved; snapshot 1 at {place} is still the latest",
+        ),
+        ("head-committed", "; the state was saved before that: snapshot 2 at {place}"),
+    ],
+)
+def test_a_head_that_ends_in_a_suspension_leaves_a_clear_word(
+    regrow, here, one_line, tmp_path, point, told
+):
+    url = str(tmp_path / "there")
+    regrow("up", "--detach", "--name", "one", *SMALL, "--gcs_scratch_location", url)
+    place = one_line(here("suspend", "--all"), 0).rpartition(" at ")[2]
+    assert here("resume").returncode == 0
+    state = regrow.state()
+    request(state.control_socket, "fault", index=0, fault=f"headtrap:{point}=kill")
+    text = one_line(here("suspend", "--all"), 3)
+    assert text == "the head ended before it answered 'suspend'" + told.format(place=place)
 
 
 def test_snapshots_of_clusters_that_are_gone(regrow, here, one_line):

@@ -14,8 +14,11 @@ from regrow.cli.options import cluster_choice
 from regrow.cli.report import count, goes_on, say
 from regrow.cluster import SUSPEND_DEADLINE_S
 from regrow.control import ControlConnection, request
-from regrow.errors import ControlError, UsageError, WaitTimeout
+from regrow.errors import ControlError, ControlLostError, RegrowError, UsageError, WaitTimeout
 from regrow.home import ClusterState, Home
+from regrow.suspend.abandoned import job_folder
+from regrow.suspend.snapshots import Snapshots
+from regrow.suspend.storage import open_storage
 
 _LOOK_EVERY_S: Final = 0.2
 
@@ -57,19 +60,63 @@ def command(
     if url and "://" not in url:
         url = str(Path(url).absolute())  # The head may have been started elsewhere.
     with goes_on(f"the suspension of {state.name}", state.name):
-        saved: dict[str, Any] = request(
-            state.control_socket,
-            "suspend",
-            timeout_s=SUSPEND_DEADLINE_S,
-            slices=None if every else list(slices),
-            url=url,
-            why="regrow suspend",
-        )
+        saved = _suspend(state, None if every else list(slices), url)
     say(
         f"{count(len(saved['slices']), 'slice')} of {state.name} suspended in {saved['took_s']:.2f} s: "
         f"{saved['bytes'] / 1e6:.1f} MB, {saved['written'] / 1e6:.1f} MB of them written; snapshot "
         f"{saved['snapshot']} at {saved['url']}"
     )
+
+
+def _suspend(state: ClusterState, slices: list[int] | None, url: str | None) -> dict[str, Any]:
+    """Has the head suspend slices (None: all).
+
+    Raises:
+        ControlError: It refuses, or has ended; says which state is the latest.
+    """
+    place = _place(state, url)
+    before = _latest(place)
+    try:
+        saved: dict[str, Any] = request(
+            state.control_socket,
+            "suspend",
+            timeout_s=SUSPEND_DEADLINE_S,
+            slices=slices,
+            url=url,
+            why="regrow suspend",
+        )
+    except ControlLostError as error:
+        raise ControlLostError(f"{error}; {_outcome(place, before)}") from None
+    return saved
+
+
+def _place(state: ClusterState, url: str | None) -> str:
+    """Where the head will save to."""
+    if url:
+        return f"{url.rstrip('/')}/{job_folder(state.name, state.run_id)}"
+    place: str = request(state.control_socket, "status")["suspended"]["place"]
+    return place
+
+
+def _latest(place: str) -> int | None:
+    """The number of the latest snapshot there; 0: there is none, None: that cannot be told."""
+    try:
+        return max(Snapshots(open_storage(place)).numbers(), default=0)
+    except RegrowError:
+        return None
+
+
+def _outcome(place: str, before: int | None) -> str:
+    """Which state a head that has ended leaves."""
+    latest = _latest(place)
+    if latest is None or before is None:
+        return f"regrow snapshot show {place} tells whether the state was saved"
+    if latest > before:
+        return f"the state was saved before that: snapshot {latest} at {place}"
+    there = (
+        f"snapshot {latest} at {place} is still the latest" if latest else "there is no snapshot"
+    )
+    return f"the state is not saved; {there}"
 
 
 def _wait_for_clients(control: ControlConnection) -> None:

@@ -90,6 +90,7 @@ class Suspension:
             "slices": sorted(self._suspended.stored),
             "snapshot": self._suspended.number or None,
             "url": self._suspended.url,
+            "place": self.place(),
             "waiting_clients": self._runtime.gate.waiting,
         }
 
