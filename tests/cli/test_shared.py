@@ -164,6 +164,7 @@ def test_the_life_of_a_shared_cluster(regrow, pools, one_line) -> None:
     pool = pools(3, "--spares", "1")
     for words, status, text in (
         (("--slices", "9"), 2, "the job wants 9 slices; the cluster has 3 slices of 1 device"),
+        (("--slices", "3"), 2, "needs 3 slices; the cluster has 3 slices of 1 device, and keeps 1"),
         (("--priority", "urgent"), 2, "no priority class 'urgent'; the cluster has: high, low"),
         (("--devices-per-slice", "4"), 2, "the cluster has no slices of 4 devices"),
         (("--gcs_scratch_location", "nosuch://x"), 2, "no storage that is known"),

@@ -107,11 +107,32 @@ def test_a_job_waits_until_it_has_all_and_says_why() -> None:
     cluster.submit("one", 2)
     cluster.submit("two", 2)
     assert cluster.said == ()
-    assert "all are in use" in cluster.job("two")["reason"]
+    assert cluster.job("two")["reason"] == "waits for 2 slices: 1 is idle, the others are in use"
     cluster.do(JobEnded("one", ok=True, attempt=1))
     assert cluster.of(Grant) == []
     cluster.idle(0)
     assert cluster.of(Start)[0].job == "two"
+
+
+def test_a_job_that_waits_says_what_there_is() -> None:
+    cluster = Cluster(5, spares=1)
+    cluster.submit("one", 2, priority=1)
+    cluster.submit("two", 4)
+    assert (
+        cluster.job("two")["reason"]
+        == "waits for 4 slices: 2 are idle, 1 is kept for lost ones, the others are in use"
+    )
+
+
+def test_a_job_that_would_need_the_spare_says_so_and_keeps_nobody_out() -> None:
+    cluster = Cluster(3, spares=1)
+    cluster.submit("large", 3, priority=2000)
+    assert (
+        cluster.job("large")["reason"]
+        == "needs 3 slices, and 1 of the 3 slices of its shape is a spare"
+    )
+    cluster.submit("small", 2)
+    assert cluster.of(Start)[0].job == "small"
 
 
 def test_a_job_larger_than_the_cluster_waits_and_keeps_nobody_out() -> None:

@@ -71,6 +71,19 @@ def test_two_jobs_one_spare(start: Callable[..., Process]) -> None:
         peer.close()
 
 
+def test_a_job_of_the_global_default_is_told_by_its_class(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    (tmp_path / "priorities.yaml").write_text(
+        PRIORITIES.replace("value: 2000", "value: 7\nglobalDefault: true")
+    )
+    job = FakeJob(start(), "one", slices=1)
+    status = job.call("status")
+    assert (status["jobs"][0]["priority_class"], status["jobs"][0]["priority"]) == ("high", 7)
+    assert "submitted: 1 slices, priority 7 (high)" in [one["text"] for one in status["changes"]]
+    job.close()
+
+
 def test_a_connection_that_ends_takes_its_job_and_its_slices_along(
     start: Callable[..., Process],
 ) -> None:

@@ -81,7 +81,7 @@ def run_job(options: JobOptions, work: Work) -> int:
     directory = _directory(home, options.cluster)
     unwind_on_signals()
     with adopted_reaped(), Tenant(directory) as tenant:
-        shape = _shape(options, tenant.slices())
+        shape = _shape(options, tenant.slices(), tenant.spares())
         _submit(home, tenant, options, shape)
         return _Job(home, directory, tenant, options, shape, work).run()
 
@@ -99,7 +99,7 @@ def _directory(home: Home, cluster: str) -> Path:
     return Path(state.socket_dir)
 
 
-def _shape(options: JobOptions, shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _shape(options: JobOptions, shapes: Sequence[dict[str, Any]], spares: int) -> dict[str, Any]:
     """The shape of slices that the job asks for.
 
     Raises:
@@ -118,6 +118,11 @@ def _shape(options: JobOptions, shapes: Sequence[dict[str, Any]]) -> dict[str, A
     shape = max(fitting, key=fitting.count)
     if fitting.count(shape) < options.slices:
         raise UsageError(f"the job wants {count(options.slices, 'slice')}; the cluster has {have}")
+    if fitting.count(shape) - spares < options.least:
+        raise UsageError(
+            f"the job needs {count(options.least, 'slice')}; the cluster has {have}, and keeps "
+            f"{spares} of each shape as spares"
+        )
     return shape
 
 

@@ -73,9 +73,14 @@ class JobOptions:
     wait_s: float | None
     spare_snapshots: bool
 
+    @property
+    def least(self) -> int:
+        """The fewest slices that it can run on."""
+        return max(1, self.slices - (self.elastic or 0))
+
     def spec(self, name: str, shape: dict[str, Any]) -> dict[str, Any]:
         """What the manager is told."""
-        least = max(1, self.slices - self.elastic) if self.elastic else None
+        least = self.least if self.elastic else None
         spec = {
             "name": name,
             "slices": self.slices,

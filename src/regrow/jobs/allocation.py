@@ -186,6 +186,12 @@ class _Pool:
             there = f"the cluster has {_count(self._size)} of its shape"
             self._plan.waits[job.name] = f"needs {required} slices, and {there}"
             return
+        if job.phase != "running" and required > self._size - self._spares:
+            # It would wait for ever, so it keeps nobody out, either.
+            are = "is a spare" if self._spares == 1 else "are spares"
+            there = f"{self._spares} of the {_count(self._size)} of its shape {are}"
+            self._plan.waits[job.name] = f"needs {required} slices, and {there}"
+            return
         self._pass_over(job)
         missing = required - len(ready) - len(coming)
         hoped = self._failed[:missing]
@@ -201,7 +207,23 @@ class _Pool:
         if not job.spec.preempts:
             # What others borrowed it could not take back.
             self._claim(job, ready, coming)
-        self._plan.waits[job.name] = f"waits for {_count(required)}: all are in use"
+        self._plan.waits[job.name] = (
+            f"waits for {_count(required)}: {self._shortage(ready, coming)}"
+        )
+
+    def _shortage(self, ready: list[int], coming: list[int]) -> str:
+        """Where the slices are that a job waits for."""
+        kept = len(set(self._idle) - set(ready))
+        parts = [
+            f"{number} {'is' if number == 1 else 'are'} {what}"
+            for number, what in (
+                (len(ready), "idle"),
+                (len(coming), "being vacated"),
+                (kept, "kept for lost ones"),
+            )
+            if number
+        ]
+        return ", ".join([*parts, "the others are in use"]) if parts else "all are in use"
 
     def _pass_over(self, job: Job) -> None:
         if job.spec.preempts:

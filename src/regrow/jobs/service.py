@@ -45,7 +45,7 @@ from regrow.jobs.model import (
     SuspendRequested,
     name_taken,
 )
-from regrow.jobs.priorities import PriorityClasses
+from regrow.jobs.priorities import NO_CLASS, PriorityClasses
 from regrow.jobs.records import shallow
 from regrow.jobs.store import Store
 
@@ -213,6 +213,9 @@ class Service:
             raise UsageError("the specification of a job is no JSON object")
         found = self._classes.find(asked.get("priority_class"))
         given = asked | {"priority": found.value, "preempts": found.preempts}
+        if found is not NO_CLASS:
+            # The global default is told by its name, as Kubernetes does.
+            given["priority_class"] = found.name
         spec = build(JobSpec, given)
         had = peer.job
         if self._jobs.get(spec.name, peer) is not peer:

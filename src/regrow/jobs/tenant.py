@@ -186,6 +186,15 @@ class Tenant:
         """
         return [one["shape_of"] for one in self._status()["slices"]]
 
+    def spares(self) -> int:
+        """How many idle slices of each shape are kept for jobs that have lost one.
+
+        Raises:
+            ControlError: If the manager is gone.
+        """
+        spares: int = self._status()["spares"]
+        return spares
+
     def names(self) -> set[str]:
         """The jobs that there are.
 
