@@ -154,10 +154,20 @@ def test_a_runtime_environment_that_takes_too_long() -> None:
 def test_the_cause_is_the_programs_error_before_rays_word() -> None:
     log = ["Traceback (most recent call last):", "ValueError: no such layer", "regrow: rank ends"]
     assert why("Job entrypoint command failed with exit code 1", log) == "ValueError: no such layer"
-    assert why("Job entrypoint command failed with exit code 1") == (
-        "Job entrypoint command failed with exit code 1"
-    )
+    assert why("Job entrypoint command failed with exit code 1. No logs available.") == "exit status 1"
     assert why("") == "no reason given"
+
+
+def test_a_program_that_names_no_error_fails_with_its_exit_status() -> None:
+    begin = [
+        "2026-01-02 03:04:05,678\tINFO job_manager.py:581 -- Runtime env is setting up.",
+        "Running entrypoint for job regrow-train-0: exec python3 -m regrow.ray.rank -- python3 t.py",
+    ]
+    message = "Job entrypoint command failed with exit code 3, last available logs (truncated):\n"
+    assert why(message + "\n".join(begin)) == "exit status 3"
+    assert why(message + "\n".join([*begin, "step 7"])) == "exit status 3: step 7"
+    assert why(message + "\n".join(begin), begin) == "exit status 3"
+    assert why(message + "\n".join(begin), [*begin, "step 8"]) == "exit status 3: step 8"
 
 
 def test_the_cause_is_what_the_rank_says_of_its_end_before_rays_word() -> None:

@@ -17,6 +17,8 @@ _MISMATCH: Final = re.compile(
     r"(?<!patch )[Vv]ersion mismatch[^\n]*(?:\n(?:The|This|[ ]+\w+:)[^\n]*){0,6}"
 )
 _RANK: Final = "regrow: rank ends: "
+_FAILED: Final = re.compile(r"entrypoint command failed with exit code (\d+)")
+_RAYS_OWN: Final = re.compile(r"Running entrypoint for job |.*\bjob_manager\.py:\d+ -- ")
 _RAY_ADVICE: Final = ("For debugging", "Check /tmp/ray", "See more at", "View the dashboard")
 
 
@@ -44,12 +46,22 @@ def output_tail(message: str) -> list[str]:
     return [line.rstrip() for line in said if line.strip()][-_TAIL:]
 
 
+def _exit_status(message: str, log_tail: Sequence[str]) -> str:
+    """The exit status that Ray tells of, and the program's last words; empty if it tells of none."""
+    found = _FAILED.search(message)
+    if found is None:
+        return ""
+    said = list(log_tail) or _lines(message[found.end() :])[1:]
+    words = [line for line in said if line.strip() and not _RAYS_OWN.match(line)]
+    return f"exit status {found[1]}" + (f": {words[-1]}" if words else "")
+
+
 def why(message: str, log_tail: Sequence[str] = ()) -> str:
     """The cause that a message of Ray, or else the end of a log, tells of.
 
     What pip says of requirements that cannot be met is worth more than what is around it; a Python
     error at the end of the log, and then what the rank says of its end, more than Ray's word that the
-    program has failed.
+    program has failed. Without any of them the exit status is told before the program's last words.
     """
     if too_slow := _TOO_SLOW.search(message):
         return f"it was not made within {too_slow[1]} s"
@@ -65,5 +77,7 @@ def why(message: str, log_tail: Sequence[str] = ()) -> str:
     if ends:
         return one_line(ends[-1].removeprefix(_RANK))
     errors = [line for line in lines if _EXCEPTION.match(line)]
+    if not errors and (ended := _exit_status(message, log_tail)):
+        return one_line(ended)
     plain = [line for line in lines if line.strip() and not line.startswith(_RAY_ADVICE)]
     return one_line((errors or plain or ["no reason given"])[-1])
