@@ -118,6 +118,26 @@ def test_nothing_is_tried_again_after_the_deadline_or_in_vain() -> None:
     assert budgets.after("stopped", 1) == Over(False, "it was stopped")
 
 
+LEFTOVER = """runtime_env setup failed: Failed to set up runtime environment.
+Run cmd[1] failed with the following details.
+Command '['python', '_clonevirtualenv.py', '/venv', '/resources/pip/aabd/virtualenv']' failed
+Last 50 lines of stdout:
+    Usage: _clonevirtualenv.py [options] /path/to/existing/venv /path/to/cloned/venv
+    _clonevirtualenv.py: error: dest dir '/resources/pip/aabd/virtualenv' exists
+"""
+
+
+@pytest.mark.parametrize("message", [LEFTOVER, LEFTOVER.replace("\n", "\\n")])
+def test_a_half_made_environment_of_an_earlier_attempt_costs_no_budget(message: str) -> None:
+    attempt = Attempt(2)
+    verdict = attempt.judge({0: RUNS, 1: failed(message, None)}, ALIVE, 0.0)
+    assert verdict is not None
+    assert verdict.kind == "leftover"
+    budgets = Budgets(RestartPolicy(), 0)
+    assert [budgets.after("leftover", 1) for _ in range(3)] == [Again(5), Again(10), Again(20)]
+    assert budgets.after("leftover", 1) == Over(False, "its runtime environment cannot be made")
+
+
 PIP = """runtime_env setup failed: Failed to set up runtime environment.
 Run cmd[9] failed with the following details.
 Command 'python -m pip install -r requirements.txt' returned non-zero exit status 1.
@@ -154,7 +174,9 @@ def test_a_runtime_environment_that_takes_too_long() -> None:
 def test_the_cause_is_the_programs_error_before_rays_word() -> None:
     log = ["Traceback (most recent call last):", "ValueError: no such layer", "regrow: rank ends"]
     assert why("Job entrypoint command failed with exit code 1", log) == "ValueError: no such layer"
-    assert why("Job entrypoint command failed with exit code 1. No logs available.") == "exit status 1"
+    assert (
+        why("Job entrypoint command failed with exit code 1. No logs available.") == "exit status 1"
+    )
     assert why("") == "no reason given"
 
 

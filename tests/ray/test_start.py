@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -46,6 +47,32 @@ def test_a_raylet_that_is_lost_at_its_start_is_started_again(head: RayHead, sign
         assert second != first
         nodes = [one.address for one in RayCluster(head.address).nodes()]
         assert nodes.count(ADDRESS) == 1
+    finally:
+        for pid in raylets():
+            os.kill(pid, signal.SIGKILL)
+
+
+def environments_of(raylet: int) -> Path:
+    """The directory for runtime environments of a raylet."""
+    words = Path(f"/proc/{raylet}/cmdline").read_text()
+    found = re.search(r"--runtime-env-dir=([^\s\0]+)", words)
+    assert found
+    return Path(found[1])
+
+
+def test_a_raylet_finds_nothing_that_an_earlier_one_has_made_in_its_way(head: RayHead) -> None:
+    words = f"--node-ip-address={ADDRESS}", "--include-log-monitor=false"
+    try:
+        head.start_node(*words, environ={"REGROW_TEST_RUN": ""})
+        (first,) = raylets()
+        made = environments_of(first) / "pip" / "hash" / "virtualenv"
+        made.mkdir(parents=True)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: not raylets())
+        head.start_node(*words, environ={"REGROW_TEST_RUN": ""})
+        (second,) = raylets()
+        assert not (environments_of(second) / "pip" / "hash").exists()
+        until(lambda: not made.exists())
     finally:
         for pid in raylets():
             os.kill(pid, signal.SIGKILL)

@@ -7,13 +7,14 @@ is found dead that would explain it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
 JobState: TypeAlias = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED"]
-Kind: TypeAlias = Literal["succeeded", "preempted", "failed", "setup", "stopped"]
+Kind: TypeAlias = Literal["succeeded", "preempted", "failed", "setup", "leftover", "stopped"]
 
 SETTLE_S: Final = 3.0
 """How long a failure waits for a host's death to explain it, in seconds."""
@@ -31,6 +32,8 @@ _LOST_WORDS: Final = (
     "The node was terminated",
 )
 _SETUP_WORDS: Final = ("runtime_env setup failed", "Failed to set up runtime environment")
+# Ray leaves a half-made one there when it is killed, or told to stop; having failed so it removes it.
+_LEFTOVER: Final = re.compile(r"error: dest dir '[^']*' exists")
 
 
 @final
@@ -61,7 +64,8 @@ class Verdict:
 
     Attributes:
         kind: "preempted": a host was lost; "setup": the runtime environment cannot be made, and
-            could not the next time; "stopped": somebody stopped a rank.
+            could not the next time; "leftover": a half-made one of an earlier attempt was in its
+            way, and is not any more; "stopped": somebody stopped a rank.
         rank: The rank that told; -1 if all did.
         cause: What Ray said of it.
         exit_code: Of its program; None if unknown.
@@ -124,7 +128,7 @@ class Attempt:
         if not failures:
             return None
         for failure in failures:
-            if failure.kind in ("preempted", "setup"):
+            if failure.kind in ("preempted", "setup", "leftover"):
                 return failure
         return self._held(failures[0], now)
 
@@ -140,7 +144,7 @@ def _judge_rank(rank: int, view: RankView) -> Verdict:
     if view.exit_code == ORPHANED_STATUS or any(word in view.message for word in _LOST_WORDS):
         kind = "preempted"
     elif any(word in view.message for word in _SETUP_WORDS):
-        kind = "setup"
+        kind = "leftover" if _LEFTOVER.search(view.message) else "setup"
     elif view.state == "STOPPED" or view.exit_code == FENCED_STATUS:
         kind = "stopped"
     return Verdict(kind, rank, view.message, view.exit_code)

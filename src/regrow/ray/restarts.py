@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 from regrow.errors import UsageError
 from regrow.ray.attempts import Kind
@@ -60,6 +60,9 @@ class Over:
 
 Decision: TypeAlias = Again | Over
 
+_LEFTOVERS: Final = 3
+_LEFTOVER_S: Final = 5.0
+
 
 @final
 class Budgets:
@@ -72,6 +75,7 @@ class Budgets:
         self._end = now + policy.deadline_s
         self.preemptions = 0
         self.failures = 0
+        self.leftovers = 0
 
     def left_s(self, now: float) -> float:
         """Seconds until the deadline."""
@@ -87,7 +91,13 @@ class Budgets:
         if kind == "stopped":
             return Over(False, "it was stopped")
         pause_s = 0.0
-        if kind == "preempted":
+        if kind == "leftover":
+            if self.leftovers >= _LEFTOVERS:
+                return Over(False, "its runtime environment cannot be made")
+            # What makes it may still be at work.
+            pause_s = _LEFTOVER_S * 2**self.leftovers
+            self.leftovers += 1
+        elif kind == "preempted":
             if self.preemptions >= policy.preemptions:
                 return Over(False, _spent("preemptions", self.preemptions))
             self.preemptions += 1

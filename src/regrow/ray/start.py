@@ -5,14 +5,16 @@
 Ray asks for the new node for 30 s, and a raylet ends itself when its agents, which import much, are not
 up 15 s later. So the node is waited for longer, and one whose raylet has ended is started again. Two
 raylets that start at once would take the same socket: this file is locked while one does. And each has
-its own directory for runtime environments. Before all that a node waits for its head, which Ray would try
-for a quarter of an hour; and what has been started for a head ends with whoever starts it.
+its own directory for runtime environments, a new one at each start. Before all that a node waits for its
+head, which Ray would try for a quarter of an hour; and what has been started for a head ends with whoever
+starts it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -20,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from regrow.errors import NoRayHeadError, RegrowError
@@ -103,13 +106,31 @@ def _alone() -> Iterator[None]:
 def _keep_apart() -> None:
     """Gives the runtime environments of this node a place of their own.
 
-    Ray unpacks them anew for each node: where several share a machine, over those that are in use.
+    Ray unpacks them anew for each node: where several share a machine, over those that are in use. And
+    a raylet takes nothing that an earlier one of its address has made, but fails where it is in the way;
+    what makes it may go on for a while when that raylet is killed.
     """
-    from ray._private import ray_constants
+    from ray._private import node, ray_constants
 
     addresses = (word.removeprefix(_ADDRESS) for word in sys.argv if word.startswith(_ADDRESS))
     for address in addresses:
-        ray_constants.DEFAULT_RUNTIME_ENV_DIR_NAME += f"-{address}"
+        prefix = f"{ray_constants.DEFAULT_RUNTIME_ENV_DIR_NAME}-{address}-"
+        ray_constants.DEFAULT_RUNTIME_ENV_DIR_NAME = f"{prefix}{secrets.token_hex(4)}"
+        create = node.try_to_create_directory
+
+        def clear_and_create(path: str, prefix: str = prefix, create: Any = create) -> None:
+            if Path(path).name.startswith(prefix):
+                _remove_earlier(Path(path), prefix)
+            create(path)
+
+        node.try_to_create_directory = clear_and_create
+
+
+def _remove_earlier(own: Path, prefix: str) -> None:
+    """Removes what earlier raylets of an address have left, while this one starts."""
+    for earlier in own.parent.glob(f"{prefix}*"):
+        if earlier != own:
+            threading.Thread(target=shutil.rmtree, args=(earlier, True)).start()
 
 
 def _be_patient(last_try: bool) -> None:
