@@ -55,6 +55,11 @@ def test_without_gcloud(capsys, monkeypatch):
     assert errors == ("regrow: gcloud is not installed; --dry-run prints what would be run\n")
 
 
+def test_what_is_not_there_is_not_deployed(capsys):
+    status, _, errors = told(capsys, "ray", "coordinator", "deploy", "--dry-run", "/no/such")
+    assert (status, errors) == (2, "regrow: there is no /no/such to copy\n")
+
+
 def test_no_head(capsys):
     for command in ("status", "down"):
         status, _, errors = told(capsys, "ray", "head", command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from regrow.control import request
 
 SMALL = ("--slices", "2", "--devices-per-slice", "1", "--hosts-per-slice", "1")
 POLITE = """
-import time, jax, jax.numpy as jnp
+import os, time, jax, jax.numpy as jnp
 import regrow.elastic
 x = jax.jit(lambda x: x + 1)(jnp.zeros(3))
 print("ready", flush=True)
 while not regrow.elastic.suspend_requested():
     x = (x + 1).block_until_ready()
+    time.sleep(0.01)
+while os.path.exists("not yet"):
     time.sleep(0.01)
 open("saved", "w").write(str(float(x[0])))
 """
@@ -164,7 +167,18 @@ def test_a_script_that_asks_saves_its_state_itself(regrow, tmp_path):
     script.write_text(POLITE)
     with regrow.start("run", *SMALL, str(script), cwd=tmp_path) as process:
         assert process.stdout.readline() == "ready\n"
-        assert regrow("suspend", "--job").returncode == 0
+        late = tmp_path / "not yet"
+        late.touch()
+        with regrow.start("suspend", "--job") as asking:
+            assert "waiting for the script to save its state" in asking.stderr.readline()
+            asking.send_signal(signal.SIGINT)
+            told = asking.stderr.read()
+        assert asking.returncode == 130
+        assert told == (
+            "regrow: what the script was asked for, to save its state and to end, goes on; see: "
+            "regrow status --cluster run-1\n"
+        )
+        late.unlink()
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert float((tmp_path / "saved").read_text()) > 1

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -119,4 +120,7 @@ def _wait_for_script(vm: Coordinator, timeout_s: float) -> None:
 @_of_vm
 def deploy(vm: Coordinator, sources: tuple[str, ...], dry_run: bool) -> None:
     """Copy files and directories to the VM's home directory."""
+    missing = [source for source in sources if not Path(source).exists()]
+    if missing:
+        raise UsageError(f"there is no {missing[0]} to copy")
     _run([vm.deploy(sources)], dry_run=dry_run)

@@ -86,7 +86,7 @@ def _suspend(state: ClusterState, slices: list[int] | None, url: str | None) -> 
             why="regrow suspend",
         )
     except ControlLostError as error:
-        raise ControlLostError(f"{error}; {_outcome(place, before)}") from None
+        raise ControlLostError(f"{str(error).rstrip('.')}; {_outcome(place, before)}") from None
     return saved
 
 
@@ -147,22 +147,33 @@ def _wait_for_end(control: ControlConnection) -> None:
     raise WaitTimeout("the script to end", SUSPEND_DEADLINE_S)
 
 
+def _wait_for_script(control: ControlConnection, *, ends_with_script: bool) -> None:
+    """Waits until a script has ended, and with it a cluster that was started for it alone.
+
+    Raises:
+        ControlError: The head has ended before.
+        WaitTimeout: It does not end.
+    """
+    try:
+        _wait_for_clients(control)
+    except ControlError:
+        # Between two looks a script can end, and its cluster with it.
+        if not ends_with_script:
+            raise
+    if ends_with_script:
+        with contextlib.suppress(ControlError):
+            _wait_for_end(control)
+
+
 def _end_job(state: ClusterState) -> None:
     """Has the script save and end, waits for that, and ends the cluster."""
     if state.shared:
         raise UsageError(f"cluster {state.name} is shared, and no job: name one with --cluster JOB")
     with ControlConnection(state.control_socket) as control:
-        control.call("suspend_job")
-        say(f"{state.name}: waiting for the script to save its state and to end")
-        ends_with_script = state.purpose.startswith("regrow run")
-        try:
-            _wait_for_clients(control)
-        except ControlError:
-            # Between two looks a script can end, and its cluster with it.
-            if not ends_with_script:
-                raise
+        with goes_on("what the script was asked for, to save its state and to end,", state.name):
+            control.call("suspend_job")
+            say(f"{state.name}: waiting for the script to save its state and to end")
+            _wait_for_script(control, ends_with_script=state.purpose.startswith("regrow run"))
         with contextlib.suppress(ControlError):
-            if ends_with_script:
-                _wait_for_end(control)
             control.call("shutdown")
     say(f"{state.name} is suspended: start the script again to go on")

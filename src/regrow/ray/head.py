@@ -362,4 +362,4 @@ def head_address(given: str | None) -> str:
     try:
         return HeadEntry().find().address
     except NoClusterError as error:
-        raise UsageError(f"no Ray cluster: give --address HOST:PORT, or {error}") from None
+        raise UsageError(f"no Ray cluster: give --address HOST:PORT ({error})") from None
