@@ -21,7 +21,9 @@ from regrow.channel import commands as c
 from regrow.errors import Code
 from regrow.worker.compiler import Compiler
 from regrow.worker.gang import Gang
-from regrow.worker.store import PartError
+from regrow.worker.launch import Launcher
+from regrow.worker.platform import Domain
+from regrow.worker.store import PartError, Store
 from waiting import until
 
 MEMBER = Path(__file__).with_name("gang_member.py")
@@ -363,6 +365,25 @@ def test_a_launch_that_failed_by_itself_ends_with_its_own_error_where_it_was_not
         with pytest.raises(PartError) as caught:
             gang.enter(launch)
         assert (caught.value.code, caught.value.message) == (code, text)
+
+
+def test_a_program_that_the_end_of_its_epoch_overtook_fails_as_what_ended_it(home: Domain) -> None:
+    gang = Bench().gang()
+    store = Store(home)
+    launcher = Launcher(store, lambda run: run())
+    store.fail([3], PartError(Code.ABORTED, "its argument's fault"))
+    unloaded = PartError(Code.DATA_LOSS, LOSS, 7)
+    gang.fail(c.FailEpoch(7, LOSS, (), 5, Code.ABORTED, "its own fault"))
+    told = {}
+    for out, launch, args in ((10, 5, ()), (11, 6, ()), (12, 6, (3,))):
+        launcher.fail_unloaded(c.Execute(launch, 1, args, [out], 0), gang, unloaded)
+        told[out] = store.get(out).error
+    texts = [error and (error.code, error.message) for error in told.values()]
+    assert texts == [
+        (Code.ABORTED, "its own fault"),
+        (Code.DATA_LOSS, LOSS),
+        (Code.ABORTED, "its argument's fault"),
+    ]
 
 
 @pytest.mark.parametrize(

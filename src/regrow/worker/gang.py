@@ -394,6 +394,10 @@ class Gang:
         log.info("epoch %d ends: %d launches poisoned, %d links cut", self.epoch, poisoned, count)
         self._watched.release()
 
+    def ended_with(self, launch: int) -> PartError | None:
+        """What a launch ends with that the end of the epoch has overtaken; None: it has not ended."""
+        return None if self.failure is None else self._failure_of(launch)
+
     def _failure_of(self, launch: int, *, in_flight: bool = False) -> PartError:
         """What a launch ends with that XLA does not know, or not yet."""
         assert self.failure is not None

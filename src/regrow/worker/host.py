@@ -261,7 +261,7 @@ class Host:
             error = PartError(Code.FAILED_PRECONDITION, f"program {command.exe} is not loaded")
             self._launcher.refuse_gang(command, self.gang, error)
         elif isinstance(program, PartError):
-            self._launcher.refuse_gang(command, self._gangs.get(program.epoch), program)
+            self._launcher.fail_unloaded(command, self._gangs.get(program.epoch), program)
         elif isinstance(program, Colocated):
             self._colocated.start(command, program)
         elif program.spans:

@@ -48,6 +48,22 @@ class Launcher:
             gang.not_launched(command.launch, error)
         self.fail(command, error)
 
+    def fail_unloaded(self, command: Execute, gang: Gang | None, error: PartError) -> None:
+        """Fails an execution whose program could not be loaded, or went with its epoch.
+
+        Where the epoch has ended it is told as what ended it, which may be this very launch, or an
+        argument: the error that the epoch left there is nobody's own.
+        """
+        ended = None if gang is None else gang.ended_with(command.launch)
+        if gang is None or ended is None:
+            self.refuse_gang(command, gang, error)
+            return
+        parts = [self._store.get(aid) for aid in command.args]
+        if gang.domain is None:
+            self.fail(command, _lost_with(parts, None) or ended)
+        else:
+            self._fail_with_arguments(command, parts, gang.domain, ended)
+
     def run_gang(self, command: Execute, program: Program, gang: Gang | None) -> None:
         """Runs this host's share of a program across hosts, in the order of launches."""
         epoch = program.domain.epoch
@@ -195,7 +211,7 @@ class Launcher:
             results[command.status].resolve(status)
 
 
-def _lost_with(parts: list[Part], ended: Domain) -> PartError | None:
+def _lost_with(parts: list[Part], ended: Domain | None) -> PartError | None:
     """The error of the first argument that came out of a domain which has ended, if one has one."""
     for part in parts:
         if part.domain is ended:
