@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -49,10 +48,9 @@ def _remove_left(base: Path) -> None:
     for path in base.glob(f"{_PREFIX}*"):
         # What cannot be opened or removed is somebody else's.
         with contextlib.suppress(OSError), _opened(path) as held:
-            if _is_old(os.fstat(held)) and lock(held):
+            if _is_mine_and_old(os.fstat(held)) and lock(held):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_old(status: os.stat_result) -> bool:
-    mine = status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode)
-    return mine and time.time() - status.st_mtime > _OLD_S
+def _is_mine_and_old(status: os.stat_result) -> bool:
+    return status.st_uid == os.getuid() and time.time() - status.st_mtime > _OLD_S

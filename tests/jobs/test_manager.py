@@ -124,24 +124,20 @@ def test_a_job_that_waits_says_what_there_is() -> None:
     )
 
 
-def test_a_job_that_would_need_the_spare_says_so_and_keeps_nobody_out() -> None:
-    cluster = Cluster(3, spares=1)
+@pytest.mark.parametrize(
+    ("size", "spares", "reason"),
+    [
+        (3, 1, "needs 3 slices, and 1 of the 3 slices of its shape is a spare"),
+        (2, 0, "needs 3 slices, and the cluster has 2 slices of its shape"),
+    ],
+    ids=["would need the spare", "is larger than the cluster"],
+)
+def test_a_job_that_never_fits_says_why_and_keeps_nobody_out(
+    size: int, spares: int, reason: str
+) -> None:
+    cluster = Cluster(size, spares=spares)
     cluster.submit("large", 3, priority=2000)
-    assert (
-        cluster.job("large")["reason"]
-        == "needs 3 slices, and 1 of the 3 slices of its shape is a spare"
-    )
-    cluster.submit("small", 2)
-    assert cluster.of(Start)[0].job == "small"
-
-
-def test_a_job_larger_than_the_cluster_waits_and_keeps_nobody_out() -> None:
-    cluster = Cluster(2)
-    cluster.submit("large", 3, priority=2000)
-    assert (
-        cluster.job("large")["reason"]
-        == "needs 3 slices, and the cluster has 2 slices of its shape"
-    )
+    assert cluster.job("large")["reason"] == reason
     cluster.submit("small", 2)
     assert cluster.of(Start)[0].job == "small"
 

@@ -171,6 +171,10 @@ class Job:
     def holds(self, rank: int) -> bool:
         return (self.scratch / f"holds-{rank}").exists()
 
+    def until_held(self) -> None:
+        """Waits until all ranks hold."""
+        self.until(lambda: all(self.holds(rank) for rank in RANKS))
+
     def program(self, rank: int) -> int:
         return int((self.scratch / f"pid-{rank}").read_text())
 

@@ -125,7 +125,7 @@ def _state(world: World, job_id: str) -> str:
 
 def training(world: World, job: Job) -> Callable[[], None]:
     job.start(*RETRIED)
-    job.until(lambda: job.holds(0) and job.holds(1))
+    job.until_held()
     return lambda: None
 
 
@@ -198,7 +198,7 @@ def test_a_job_that_ends_while_a_raylet_hangs_leaves_no_process(
     world.ready()
     job = Job(world, "ends", tmp_path, "ending")
     job.start()
-    job.until(lambda: job.holds(0) and job.holds(1))
+    job.until_held()
     stopped = world.raylet(1)
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -230,7 +230,7 @@ def test_a_head_that_hangs_is_told_to_a_job_that_is_not_tried_again(
     world.ready()
     job = Job(world, "once", tmp_path, "training")
     job.start()
-    job.until(lambda: job.holds(0) and job.holds(1))
+    job.until_held()
     stopped = world.head_pids()
     signal_all(stopped, signal.SIGSTOP)
     try:

@@ -16,9 +16,8 @@ from regrow.cluster import SUSPEND_DEADLINE_S
 from regrow.control import ControlConnection, request
 from regrow.errors import ControlError, ControlLostError, RegrowError, UsageError, WaitTimeout
 from regrow.home import ClusterState, Home
-from regrow.suspend.abandoned import job_folder
-from regrow.suspend.snapshots import Snapshots
-from regrow.suspend.storage import open_storage
+from regrow.suspend import Snapshots, open_storage
+from regrow.suspend.abandoned import job_place
 
 _LOOK_EVERY_S: Final = 0.2
 
@@ -93,7 +92,7 @@ def _suspend(state: ClusterState, slices: list[int] | None, url: str | None) -> 
 def _place(state: ClusterState, url: str | None) -> str:
     """Where the head will save to."""
     if url:
-        return f"{url.rstrip('/')}/{job_folder(state.name, state.run_id)}"
+        return job_place(url, state.name, state.run_id)
     place: str = request(state.control_socket, "status")["suspended"]["place"]
     return place
 

@@ -35,7 +35,7 @@ from regrow.head.saving import Saving, Stored
 from regrow.head.suspended import Slices, SuspendedSlices, Tell, named, until_gone
 from regrow.slices import LIVE, StateSaved, Suspended, SuspendFailed
 from regrow.suspend import Snapshots, open_storage
-from regrow.suspend.abandoned import FOLDER, job_folder
+from regrow.suspend.abandoned import FOLDER, job_place
 from regrow.suspend.points import reach
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Suspension:
         """Where the state of this cluster goes: a folder of its own at `url`, or at the usual place."""
         config = self._config
         base = url or config.gcs_scratch_location or f"{config.home}/{FOLDER}"
-        return f"{base.rstrip('/')}/{job_folder(config.name, config.run_id)}"
+        return job_place(base, config.name, config.run_id)
 
     def describe(self) -> dict[str, Any]:
         """What there is to know, as JSON values."""

@@ -182,15 +182,10 @@ class _Pool:
 
     def _wait(self, job: Job, required: int, ready: list[int], coming: list[int]) -> None:
         """Lets it wait, and keeps what there is for it if the rest is about to come back."""
-        if required > self._size:
-            there = f"the cluster has {_count(self._size)} of its shape"
-            self._plan.waits[job.name] = f"needs {required} slices, and {there}"
-            return
-        if job.phase != "running" and required > self._size - self._spares:
+        never = self._never(job, required)
+        if never:
             # It would wait for ever, so it keeps nobody out, either.
-            are = "is a spare" if self._spares == 1 else "are spares"
-            there = f"{self._spares} of the {_count(self._size)} of its shape {are}"
-            self._plan.waits[job.name] = f"needs {required} slices, and {there}"
+            self._plan.waits[job.name] = f"needs {required} slices, and {never}"
             return
         self._pass_over(job)
         missing = required - len(ready) - len(coming)
@@ -210,6 +205,15 @@ class _Pool:
         self._plan.waits[job.name] = (
             f"waits for {_count(required)}: {self._shortage(ready, coming)}"
         )
+
+    def _never(self, job: Job, required: int) -> str:
+        """Why there will never be so many slices for a job; empty: there may be."""
+        if required > self._size:
+            return f"the cluster has {_count(self._size)} of its shape"
+        if job.phase != "running" and required > self._size - self._spares:
+            are = "is a spare" if self._spares == 1 else "are spares"
+            return f"{self._spares} of the {_count(self._size)} of its shape {are}"
+        return ""
 
     def _shortage(self, ready: list[int], coming: list[int]) -> str:
         """Where the slices are that a job waits for."""

@@ -63,6 +63,11 @@ def job_folder(name: str, run_id: str) -> str:
     return f"{name}-{run_id[:8]}"
 
 
+def job_place(base: str, name: str, run_id: str) -> str:
+    """Where the state of a cluster goes, below a URL or a path."""
+    return f"{base.rstrip('/')}/{job_folder(name, run_id)}"
+
+
 def abandoned(place: Path, owned: Owned) -> Abandoned:
     """What clusters that are gone have left."""
     try:

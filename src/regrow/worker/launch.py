@@ -59,10 +59,7 @@ class Launcher:
             self.refuse_gang(command, gang, error)
             return
         parts = [self._store.get(aid) for aid in command.args]
-        if gang.domain is None:
-            self.fail(command, _lost_with(parts, None) or ended)
-        else:
-            self._fail_with_arguments(command, parts, gang.domain, ended)
+        self._fail_with_arguments(command, parts, gang.domain, ended)
 
     def run_gang(self, command: Execute, program: Program, gang: Gang | None) -> None:
         """Runs this host's share of a program across hosts, in the order of launches."""
@@ -81,10 +78,13 @@ class Launcher:
             self._run_in_gang(command, program, parts, gang)
 
     def _fail_with_arguments(
-        self, command: Execute, parts: list[Part], ended: Domain, error: PartError
+        self, command: Execute, parts: list[Part], ended: Domain | None, error: PartError
     ) -> None:
-        """Fails an execution with the error of an argument, if one failed in the same epoch."""
-        if not any(part.pending and part.domain is ended for part in parts):
+        """Fails an execution with the error of an argument, if one failed in the same epoch.
+
+        That has no domain if it was never formed.
+        """
+        if ended is None or not any(part.pending and part.domain is ended for part in parts):
             self.fail(command, _lost_with(parts, ended) or error)
             return
         results = [Part.expected(ended, ()) for _ in _results(command)]
